@@ -1,0 +1,136 @@
+// Recipe: the frozen, fully resolved configuration of a run. Together with the dataset and the
+// numerics id it determines every bit of every state. A plain value; recipe_toml.h reads and writes
+// it. Sections `store` and `execution` never change a bit and are outside of RecipeDigest.
+#ifndef RETRACE_CORE_RECIPE_H_
+#define RETRACE_CORE_RECIPE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/digest.h"
+#include "core/precision.h"
+#include "core/status.h"
+
+namespace retrace {
+
+enum class LayerKind { kSliding, kFull };
+enum class AttentionKind { kMaterialised, kBlockwise };
+enum class EmbedScaleRounding { kNone, kBf16 };
+enum class InitScheme { kHf, kResidualScaled };
+enum class DecayOn { kAll, kMatrices };
+enum class LrIndexing { kStep, kStepMinusOne };  // update n applies lr(n) or lr(n-1)
+enum class LrShape { kConstant, kCosine };
+enum class LossDivision { kStepTokens, kPerMicroBatch };
+enum class NonFinitePolicy { kHalt, kSkip, kRecord };
+
+// Gemma 4's text decoder; every switch is a possible intervention. Sizes in elements.
+struct ModelRecipe {
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t layers = 0;
+  int64_t query_heads = 0;
+  int64_t kv_heads = 0;         // sliding layers (and full ones without attention_k_eq_v)
+  int64_t global_kv_heads = 0;  // full layers
+  int64_t head_dim = 0;         // sliding layers
+  int64_t global_head_dim = 0;  // full layers
+  bool attention_k_eq_v = true;  // full layers have no v_proj: v is the raw k
+  int64_t full_attention_every = 6;     // layer l is full iff (l+1) % this == 0; 0: none
+  bool last_layer_full = true;          // as transformers forces it
+  std::vector<LayerKind> layer_types;   // resolved from the two above, or given as a list
+  int64_t sliding_window = 0;           // keys that a query sees, itself included
+  double sliding_rope_theta = 1e4;
+  double full_rope_theta = 1e6;
+  double full_partial_rotary_factor = 0.25;
+  bool rope_angle_fp32 = false;  // angle = fp32(position) * fp32(inv_freq), as the public code
+  double rms_norm_eps = 1e-6;
+  double final_logit_softcapping = 30.0;  // 0: off
+  bool tie_word_embeddings = true;
+  bool embed_scale = true;                // times sqrt(hidden_size)
+  EmbedScaleRounding embed_scale_rounding = EmbedScaleRounding::kNone;
+  double attention_scale = 1.0;
+  bool qk_norm = true, v_norm = true, pre_norm = true, post_norm = true;
+  std::vector<double> layer_scalar;       // one per layer
+  AttentionKind attention = AttentionKind::kMaterialised;
+  int64_t pad_token_id = 0;               // -1: none
+  bool pad_lookup_gradient = true;        // false: the lookup gradient of the pad row is dropped
+
+  bool IsFull(int64_t layer) const { return layer_types[layer] == LayerKind::kFull; }
+  int64_t HeadDim(int64_t layer) const { return IsFull(layer) ? global_head_dim : head_dim; }
+  int64_t KvHeads(int64_t layer) const { return IsFull(layer) ? global_kv_heads : kv_heads; }
+  bool HasValueProjection(int64_t layer) const { return !(IsFull(layer) && attention_k_eq_v); }
+};
+
+struct InitRecipe {
+  InitScheme scheme = InitScheme::kHf;
+  double std = 0.02;
+  double embedding_std = 0.02;
+  bool zero_pad_row = false;
+  uint64_t seed = 1234;
+};
+
+struct DataRecipe {
+  std::string path;                // prefix of .bin and .idx
+  std::string split = "99,1,0";    // train, validation, test
+  int64_t sequence_length = 0;
+  uint32_t seed = 1234;
+  int64_t micro_batch_size = 1;    // sequences
+  int64_t micro_batches = 1;       // per step; a step is micro_batch_size * micro_batches sequences
+  int64_t evaluation_samples = 0;  // of the validation split, scored at every update; 0: none
+
+  int64_t SamplesPerStep() const { return micro_batch_size * micro_batches; }
+};
+
+struct OptimizerRecipe {
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double weight_decay = 0.1;
+  DecayOn decay_on = DecayOn::kAll;
+  double clip = 1.0;  // global norm; 0: none
+  LossDivision loss_division = LossDivision::kStepTokens;
+  NonFinitePolicy non_finite = NonFinitePolicy::kHalt;
+};
+
+// lr(k): warm-up from `initial` to `peak` over warmup_steps, then `shape` to `minimum` at
+// total_steps, constant afterwards (gemma4.md section 6).
+struct ScheduleRecipe {
+  LrShape shape = LrShape::kCosine;
+  double initial = 0.0, peak = 3e-4, minimum = 3e-5;
+  int64_t warmup_steps = 40, total_steps = 100;
+  LrIndexing indexing = LrIndexing::kStepMinusOne;
+};
+
+// Clauses 7 and 8. Powers of two.
+struct TopologyRecipe {
+  int64_t virtual_shards = 1;  // V
+  int64_t lanes = 1;           // G
+};
+
+// What is kept (DESIGN.md, "Policies"). Steps are positions; a window keeps [first, last].
+struct StoreRecipe {
+  int64_t window_first = 0, window_last = -1;  // empty by default
+  int64_t every = 0;                           // 0: off
+  int64_t keyframe_every = 16;
+};
+
+struct ExecutionRecipe {
+  bool recompute_activations = false;
+};
+
+struct Recipe {
+  std::string name;
+  int64_t steps = 0;
+  ModelRecipe model;
+  InitRecipe init;
+  DataRecipe data;
+  OptimizerRecipe optimizer;
+  ScheduleRecipe schedule;
+  TopologyRecipe topology;
+  PrecisionPolicy precision;
+  StoreRecipe store;
+  ExecutionRecipe execution;
+};
+
+}  // namespace retrace
+
+#endif  // RETRACE_CORE_RECIPE_H_

@@ -1,0 +1,33 @@
+#include "kernels/adamw.h"
+
+#include "core/check.h"
+#include "kernels/adamw_isa.h"
+
+namespace retrace {
+
+void AdamW(Isa isa, const OptimizerRow& row, float clip, const float* g, float* p, float* m,
+           float* v, int64_t n) {
+  switch (isa) {
+    case Isa::kScalar:
+      return AdamWScalar(row, clip, g, p, m, v, n);
+    case Isa::kAvx2:
+      return AdamWAvx2(row, clip, g, p, m, v, n);
+    case Isa::kAvx512:
+      return AdamWAvx512(row, clip, g, p, m, v, n);
+  }
+}
+
+double SumSquaresBlock(Isa isa, const float* x, int64_t n) {
+  RT_CHECK(n <= kSquareBlock);
+  switch (isa) {
+    case Isa::kScalar:
+      return SumSquaresScalar(x, n);
+    case Isa::kAvx2:
+      return SumSquaresAvx2(x, n);
+    case Isa::kAvx512:
+      return SumSquaresAvx512(x, n);
+  }
+  return 0;
+}
+
+}  // namespace retrace

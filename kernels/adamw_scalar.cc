@@ -1,0 +1,6 @@
+#include "kernels/adamw_isa.h"
+#include "kernels/adamw_kernel.h"
+
+namespace retrace {
+RT_DEFINE_ADAMW(Scalar)
+}  // namespace retrace

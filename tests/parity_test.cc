@@ -1,0 +1,129 @@
+// Gemma 4 as the public implementation computes it, on every configuration under tests/data/parity.
+#include "tests/parity_case.h"
+
+namespace retrace {
+namespace {
+
+class Parity : public testing::TestWithParam<std::string> {};
+
+std::vector<int> ShardCounts(const ModelRecipe& model) {
+  std::vector<int> counts;
+  for (int V : {1, 2, 4, 8}) {
+    if (Layout::Make(model, V).ok()) counts.push_back(V);
+  }
+  return counts;
+}
+
+template <class T>
+std::vector<double> Widened(const T* values, int64_t n) {
+  return std::vector<double>(values, values + n);
+}
+
+template <class T>
+double RunBatch(LoneTransformer<T>& run, const TokenBatch& batch) {
+  const double sum = run.transformer.Forward(batch, run.weight_slabs(), "mb0").value();
+  return sum / static_cast<double>(batch.tokens());
+}
+
+TEST_P(Parity, Fp64EqualsTheReferenceTo12Digits) {
+  ParityCase c(GetParam());
+  c.recipe.precision = PrecisionPreset("fp64").value();
+  const SafetensorsFile expected =
+      SafetensorsFile::Open(c.directory + "/expected_fp64.safetensors").value();
+  for (AttentionKind kind : {AttentionKind::kMaterialised, AttentionKind::kBlockwise}) {
+    for (int V : ShardCounts(c.recipe.model)) {
+      SCOPED_TRACE(testing::Message() << "V=" << V << " attention=" << int(kind));
+      c.recipe.model.attention = kind;
+      LoneTransformer<double> run(c.recipe, V);
+      run.LoadWeights(SafetensorsFile::Open(c.directory + "/model.safetensors").value());
+      const int64_t tokens = c.batch.tokens(), H = c.recipe.model.hidden_size;
+      const double loss = RunBatch(run, c.batch);
+      EXPECT_NEAR(expected.ReadDouble("loss").value()[0], loss, 1e-12 * loss);
+      EXPECT_LE(Relative(run.WholeLogits(tokens), expected.ReadDouble("logits").value()), 1e-12);
+      for (int64_t l = 0; l <= c.recipe.model.layers; ++l) {
+        EXPECT_LE(Relative(Widened(run.transformer.hidden(l), tokens * H),
+                           expected.ReadDouble("hidden." + std::to_string(l)).value()),
+                  1e-12)
+            << "hidden " << l;
+      }
+      ASSERT_TRUE(run.transformer
+                      .Backward(c.batch, run.weight_slabs(), 1.0 / static_cast<double>(tokens),
+                                run.gradient_slabs())
+                      .ok());
+      const double global = c.report["grad_norm_fp64"];
+      for (size_t t = 0; t < run.layout.tensors().size(); ++t) {
+        const std::string& name = run.layout.tensors()[t].name;
+        const std::vector<double> truth = expected.ReadDouble("grad." + name).value();
+        const double scale = std::max(Norm(truth), 1e-12 * global);
+        EXPECT_LE(Distance(run.WholeGradient(static_cast<int>(t)), truth) / scale, 1e-12) << name;
+      }
+    }
+  }
+}
+
+TEST_P(Parity, Fp32IsAsCloseToTheTruthAsTheReference) {
+  ParityCase c(GetParam());
+  c.recipe.precision = PrecisionPreset("fp32").value();
+  const SafetensorsFile expected =
+      SafetensorsFile::Open(c.directory + "/expected_fp64.safetensors").value();
+  for (AttentionKind kind : {AttentionKind::kMaterialised, AttentionKind::kBlockwise}) {
+    for (int V : ShardCounts(c.recipe.model)) {
+      SCOPED_TRACE(testing::Message() << "V=" << V << " attention=" << int(kind));
+      c.recipe.model.attention = kind;
+      LoneTransformer<float> run(c.recipe, V);
+      run.LoadWeights(SafetensorsFile::Open(c.directory + "/model.safetensors").value());
+      const int64_t tokens = c.batch.tokens();
+      RunBatch(run, c.batch);
+      EXPECT_LE(Relative(run.WholeLogits(tokens), expected.ReadDouble("logits").value()),
+                3 * double(c.report["rel_logits_fp32_vs_fp64"]));
+      ASSERT_TRUE(run.transformer
+                      .Backward(c.batch, run.weight_slabs(), 1.0f / static_cast<float>(tokens),
+                                run.gradient_slabs())
+                      .ok());
+      const double worst = c.report["worst_grad_rel_fp32_vs_fp64"][0];
+      for (size_t t = 0; t < run.layout.tensors().size(); ++t) {
+        const std::string& name = run.layout.tensors()[t].name;
+        EXPECT_LE(Relative(run.WholeGradient(static_cast<int>(t)),
+                           expected.ReadDouble("grad." + name).value()),
+                  3 * worst)
+            << name;
+      }
+    }
+  }
+}
+
+TEST_P(Parity, Bf16IsAsCloseToTheTruthAsTheReference) {
+  ParityCase c(GetParam());
+  c.recipe.precision = PrecisionPreset("bf16").value();
+  c.recipe.model.embed_scale_rounding = EmbedScaleRounding::kBf16;
+  const std::vector<double> truth =
+      SafetensorsFile::Open(c.directory + "/expected_fp64.safetensors")
+          .value()
+          .ReadDouble("logits")
+          .value();
+  const std::vector<float> reference =
+      SafetensorsFile::Open(c.directory + "/bf16_info.safetensors")
+          .value()
+          .ReadFloat("logits")
+          .value();
+  const double reference_distance =
+      Relative(std::vector<double>(reference.begin(), reference.end()), truth);
+  LoneTransformer<float> run(c.recipe, 1);
+  run.LoadWeights(SafetensorsFile::Open(c.directory + "/model.safetensors").value());
+  for (auto& slab : run.weights) {
+    for (float& w : slab) w = math::RoundToBf16(w);
+  }
+  RunBatch(run, c.batch);
+  const double distance = Relative(run.WholeLogits(c.batch.tokens()), truth);
+  RecordProperty("distance", std::to_string(distance));
+  EXPECT_GT(distance, 0.1 * reference_distance);  // it did round
+  EXPECT_LE(distance, 1.5 * reference_distance);
+}
+
+INSTANTIATE_TEST_SUITE_P(Configurations, Parity, testing::ValuesIn(ParityDirectories()),
+                         [](const auto& info) {
+                           return std::filesystem::path(info.param).filename().string();
+                         });
+
+}  // namespace
+}  // namespace retrace

@@ -2,10 +2,10 @@
 // kernels' (replay/shard_tree.h). Implementations: SoloComm (one rank), ShmComm (ranks of one host,
 // shared memory), c10d (Gloo, NCCL) through libretrace_torch.so. One contract test for all.
 //
-// Every rank of a group makes the same calls in the same order. Not thread-safe: one thread per rank.
-// Errors: kFailed when a rank died, a call disagrees, or the time limit passed; the message names the
-// rank, the call, and the phase last set. After an error the Comm is unusable, and every other rank
-// of the job gets an error too within the time limit: never a hang.
+// Every rank of a group makes the same calls in the same order. Not thread-safe: one thread per
+// rank. Errors: kFailed when a rank died, a call disagrees, or the time limit passed; the message
+// names the rank, the call, and the phase last set. After an error the Comm is unusable, and every
+// other rank of the job gets an error too within the time limit: never a hang.
 #ifndef RETRACE_REPLAY_COMM_H_
 #define RETRACE_REPLAY_COMM_H_
 
@@ -45,6 +45,10 @@ class Comm {
   virtual Status Broadcast(const RankGroup& group, void* data, size_t bytes) = 0;
 
   virtual Status Barrier(const RankGroup& group) = 0;
+
+  // This rank gives up: every rank's present and later calls return kFailed with `why` in the
+  // message, as far as the transport can tell them; at the latest by the time limit.
+  virtual void Abort(const Status& why) { (void)why; }
 
   RankGroup World() const { return {0, 1, size()}; }
 

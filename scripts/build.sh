@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Sets up (scripts/setup.sh, whose options it takes), configures and builds into build/.
+#
+#   scripts/build.sh [--for-tests] [--without-torch]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/setup.sh "$@"
+
+# A compiler takes up to 1.5 GB for some files: no more of them than memory holds.
+cores=$(nproc)
+memory=$(awk '/MemAvailable/ { print int($2 / 1500000) }' /proc/meminfo)
+jobs=$((memory < cores ? memory : cores))
+[ "$jobs" -ge 1 ] || jobs=1
+
+echo "build: configuring"
+mkdir -p build
+if ! cmake -G Ninja -S . -B build >build/configure.log 2>&1; then
+  cat build/configure.log >&2
+  exit 5
+fi
+grep -E '^-- retrace: ' build/configure.log || true
+echo "build: compiling with $jobs jobs"
+NINJA_STATUS='build [%f/%t, %es] ' ninja -C build -j "$jobs"

@@ -1,0 +1,133 @@
+#!/usr/bin/env bash
+# Brings everything that the build needs, on Debian 12 or newer. Safe to run again: what is there
+# stays, what was interrupted is taken up.
+#
+#   scripts/setup.sh [--for-tests] [--without-torch]
+#
+#   --for-tests      also what only the tests need (a Python environment with h5py)
+#   --without-torch  leave LibTorch out: everything works but jobs over several hosts
+#
+# Debian packages need root; without it the command to run is printed. Everything else goes to
+# ${XDG_CACHE_HOME:-~/.cache}/retrace and outlives the build folder.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+for_tests=0
+with_torch=1
+[ -z "${RETRACE_WITHOUT_TORCH:-}" ] || with_torch=0
+for argument in "$@"; do
+  case $argument in
+    --for-tests) for_tests=1 ;;
+    --without-torch) with_torch=0 ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "setup: unknown option $argument; see scripts/setup.sh --help" >&2; exit 2 ;;
+  esac
+done
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/retrace
+steps=$((1 + with_torch + for_tests))
+step=0
+say() { step=$((step + 1)); echo "setup [$step/$steps] $*"; }
+fail() { echo "setup: $*" >&2; exit 5; }
+
+build_packages=(
+  g++ cmake ninja-build pkg-config ccache
+  nlohmann-json3-dev libfmt-dev libtomlplusplus-dev libcli11-dev libgtest-dev
+  libhdf5-dev libzstd-dev zlib1g-dev libxxhash-dev libsentencepiece-dev
+  dict-gcide
+)
+torch_packages=(libgloo-dev python3-pip unzip ca-certificates)
+test_packages=(python3-venv ca-certificates)
+
+debian_packages() {
+  local wanted=("${build_packages[@]}") missing=() package
+  [ $with_torch = 0 ] || wanted+=("${torch_packages[@]}")
+  [ $for_tests = 0 ] || wanted+=("${test_packages[@]}")
+  command -v dpkg-query >/dev/null ||
+    fail "no dpkg here: this script is for Debian. Elsewhere install what these packages hold: ${wanted[*]}"
+  for package in "${wanted[@]}"; do
+    dpkg-query -W -f='${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed ||
+      missing+=("$package")
+  done
+  if [ ${#missing[@]} = 0 ]; then
+    say "Debian packages: all ${#wanted[@]} are installed"
+    return
+  fi
+  say "Debian packages: installing ${#missing[@]} of ${#wanted[@]}: ${missing[*]}"
+  local install=(apt-get install -y --no-install-recommends "${missing[@]}")
+  if [ "$(id -u)" != 0 ]; then
+    echo "setup: not root, so please run this and start again:" >&2
+    echo "  sudo apt-get update && sudo ${install[*]}" >&2
+    exit 4
+  fi
+  export DEBIAN_FRONTEND=noninteractive
+  mkdir -p "$cache"
+  local log=$cache/apt.log
+  : >"$log"
+  apt-get update -q >>"$log" 2>&1 ||
+    { tail -n 15 "$log" >&2; fail "apt-get update failed; all of its output is in $log"; }
+  # One line for each package that is set up, so that the wait can be seen to end.
+  "${install[@]}" 2>&1 | tee -a "$log" | awk '
+    /newly installed/ { total = $3 + $1; print "  " $0; fflush() }
+    /^Setting up / { printf "  %d of %d: %s\n", ++done, total, $3; fflush() }' ||
+    { tail -n 15 "$log" >&2; fail "apt-get install failed; all of its output is in $log"; }
+}
+
+# The wheels are fetched by pip (its own configuration names the index) and checked against the
+# digests in torch_wheels.txt; only libraries and headers are unpacked, into a folder that gets its
+# name last.
+torch_libraries() {
+  local version target
+  version=$(sed -n 's/^torch==\([^ ]*\).*/\1/p' scripts/torch_wheels.txt)
+  target=$cache/torch-$version-cpu
+  if [ -e "$target/torch/lib/libtorch_cpu.so" ]; then
+    say "LibTorch $version: is in $target"
+    return
+  fi
+  [ "$(uname -m)" = x86_64 ] ||
+    fail "no LibTorch wheel is pinned for $(uname -m); go on with scripts/setup.sh --without-torch"
+  say "LibTorch $version: fetching 540 MB, keeping 500 MB in $target"
+  mkdir -p "$cache"
+  local free_mb
+  free_mb=$(df -Pm "$cache" | awk 'NR == 2 { print $4 }')
+  [ "$free_mb" -ge 1200 ] ||
+    fail "$cache has $free_mb MB free, LibTorch needs 1200 while unpacking (XDG_CACHE_HOME moves it)"
+  local wheels=$cache/wheels part=$target.part
+  rm -rf "$part"
+  mkdir -p "$wheels" "$part"
+  # What already lies in the download folder with the right digest is not fetched again.
+  python3 -m pip download --no-deps --only-binary=:all: --require-hashes --no-cache-dir \
+    --disable-pip-version-check --retries 5 --timeout 60 --implementation cp \
+    --python-version 3.11 --abi cp311 --abi none --platform manylinux_2_28_x86_64 \
+    --platform manylinux_2_25_x86_64 --platform manylinux_2_17_x86_64 \
+    --platform manylinux2014_x86_64 \
+    -r scripts/torch_wheels.txt -d "$wheels" ||
+    fail "LibTorch could not be fetched. Try again, or go on with --without-torch"
+  echo "  unpacking libraries and headers"
+  unzip -qo "$wheels"/torch-*.whl torch/lib/libc10.so torch/lib/libtorch_cpu.so \
+    torch/lib/libgomp.so.1 'torch/include/*' -d "$part"
+  unzip -qo "$wheels"/nvidia_cuda_runtime-*.whl 'nvidia/cu13/lib/libcudart.so.*' -d "$part"
+  unzip -qo "$wheels"/nvidia_cuda_cupti-*.whl 'nvidia/cu13/lib/libcupti.so.*' -d "$part"
+  rm -rf "$target"
+  mv "$part" "$target"
+  rm -rf "$wheels"
+}
+
+python_for_tests() {
+  local target=$cache/test-python
+  if cmp -s scripts/test_requirements.txt "$target/requirements.txt"; then
+    say "Python for the tests: is in $target"
+    return
+  fi
+  say "Python for the tests: $(grep -v '^#' scripts/test_requirements.txt | tr '\n' ' ')in $target"
+  rm -rf "$target"
+  python3 -m venv "$target"
+  "$target/bin/python" -m pip install --quiet --no-cache-dir --disable-pip-version-check \
+    --only-binary=:all: --retries 5 --timeout 60 -r scripts/test_requirements.txt ||
+    fail "h5py and hdf5plugin could not be installed; try again"
+  cp scripts/test_requirements.txt "$target/requirements.txt"
+}
+
+debian_packages
+[ $with_torch = 0 ] || torch_libraries
+[ $for_tests = 0 ] || python_for_tests

@@ -158,8 +158,7 @@ RT_HD RT_INLINE F Abs(F x) {
 RT_HD RT_INLINE double Abs(double x) { return FromBits(Bits(x) & 0x7fffffffffffffff); }
 
 // Computes: the nearest BF16 number, ties to even, as a float (low 16 bits zero). Overflow goes to
-//   Inf as the rounding does; Inf is kept, every NaN gives 0x7fc00000, subnormals are kept.
-//   Clause 3.
+//   Inf; Inf and subnormals are kept, every NaN gives 0x7fc00000. Clause 3.
 template <class F>
 RT_HD RT_INLINE F RoundToBf16(F x) {
   const auto bits = Bits(x);
@@ -285,9 +284,9 @@ RT_HD RT_INLINE auto PowerOfTwo(I k) {
   return FromBits(ShiftLeft<23>(AddBits(k, Splat(k, 127))));
 }
 
-// Computes: e^x. Largest error: see docs; special values: exp(+-0) = 1, exp(-Inf) = +0,
-//   exp(+Inf) = +Inf, NaN -> NaN; +Inf above 88.72283, subnormal results rounded once more, +0
-//   below -103.97208.
+// Computes: e^x. Largest error over all floats: 1.0086 ulp.
+//   exp(+-0) = 1, exp(-Inf) = +0, exp(+Inf) = +Inf, NaN -> NaN; +Inf above 0x1.62e42ep6 (88.72), +0
+//   below -0x1.9fe368p6 (-103.97), gradual underflow from -87.34 down to there.
 template <class F>
 RT_HD RT_INLINE F Exp(F x) {
   const F high = Splat(x, 89.0f), low = Splat(x, -105.0f);
@@ -301,9 +300,8 @@ RT_HD RT_INLINE F Exp(F x) {
   return CanonicalNan(scaled);
 }
 
-// Computes: Exp(x) for x >= -64, +0 below: softmax's exponential. Operands far below the largest
-// term
-//   carry nothing, and subnormal ones make an fma tens of times slower on CPUs. NaN -> NaN.
+// Computes: Exp(x) for x >= -64, +0 below; NaN -> NaN. Softmax's exponential: operands that far
+//   below the largest term carry nothing, and subnormal ones make an fma tens of times slower.
 template <class F>
 RT_HD RT_INLINE F ExpCut(F x) {
   const F high = Splat(x, 89.0f), low = Splat(x, -64.0f);
@@ -316,7 +314,8 @@ RT_HD RT_INLINE F ExpCut(F x) {
   return CanonicalNan(Select(x < low, Splat(x, 0.0f), scaled));
 }
 
-// Computes: ln x. log(+-0) = -Inf, log(x < 0) = NaN, log(+Inf) = +Inf, log(1) = +0, NaN -> NaN.
+// Computes: ln x. Largest error over all floats, subnormals too: 0.8317 ulp.
+//   log(+-0) = -Inf, log(x < 0) = NaN, log(+Inf) = +Inf, log(1) = +0, NaN -> NaN.
 template <class F>
 RT_HD RT_INLINE F Log(F x) {
   const auto tiny = x < Splat(x, 0x1p-126f);
@@ -336,7 +335,8 @@ RT_HD RT_INLINE F Log(F x) {
   return Select(x >= Splat(x, 0.0f), result, FromBits(Splat(bits, kCanonicalNanBits32)));
 }
 
-// Computes: tanh x. tanh(+-0) = +-0, tanh(+-Inf) = +-1, NaN -> NaN; +-1 from |x| = 9.0109 on.
+// Computes: tanh x. Largest error over all floats: 1.2254 ulp. Odd, bit for bit.
+//   tanh(+-0) = +-0, tanh(+-Inf) = +-1, NaN -> NaN; subnormals are returned as they are.
 template <class F>
 RT_HD RT_INLINE F Tanh(F x) {
   const auto sign = AndBits(Bits(x), Splat(Bits(x), static_cast<int32_t>(0x80000000u)));
@@ -383,8 +383,10 @@ RT_HD RT_INLINE DoubleDouble ExpParts(double x, int64_t* k) {
 
 RT_HD RT_INLINE double PowerOfTwo(int64_t k) { return FromBits((k + 1023) * (int64_t{1} << 52)); }
 
-// Computes: e^x. exp(+-0) = 1, exp(-Inf) = +0, exp(+Inf) = +Inf, NaN -> NaN; +Inf above
-//   709.782712893384, +0 below -745.1332191019412.
+// Computes: e^x. Largest error seen: 0.65 ulp, 0.77 where the result is subnormal.
+//   exp(+-0) = 1, exp(-Inf) = +0, exp(+Inf) = +Inf, NaN -> NaN; +Inf above 0x1.62e42fefa39efp9
+//   (709.78), +0 below -0x1.74910d52d3051p9 (-745.13), gradual underflow from -708.40 down to
+//   there.
 RT_HD RT_INLINE double Exp(double x) {
   if (x != x) return FromBits(kCanonicalNanBits64);
   const double clamped = x > 710.0 ? 710.0 : (x < -746.0 ? -746.0 : x);
@@ -397,7 +399,8 @@ RT_HD RT_INLINE double Exp(double x) {
 // Computes: Exp(x) for x >= -512, +0 below; NaN -> NaN.
 RT_HD RT_INLINE double ExpCut(double x) { return x < -512.0 ? 0.0 : Exp(x); }
 
-// Computes: ln x. log(+-0) = -Inf, log(x < 0) = NaN, log(+Inf) = +Inf, log(1) = +0, NaN -> NaN.
+// Computes: ln x. Largest error seen: 0.65 ulp.
+//   log(+-0) = -Inf, log(x < 0) = NaN, log(+Inf) = +Inf, log(1) = +0, NaN -> NaN.
 RT_HD RT_INLINE double Log(double x) {
   if (!(x >= 0.0)) return FromBits(kCanonicalNanBits64);
   if (x == 0.0) return -__builtin_inf();
@@ -419,7 +422,8 @@ RT_HD RT_INLINE double Log(double x) {
   return second.high + (second.low + (first.low + Fma(exponent, kLn2Lo64, tail)));
 }
 
-// Computes: tanh x. tanh(+-0) = +-0, tanh(+-Inf) = +-1, NaN -> NaN; +-1 from |x| = 19.0616 on.
+// Computes: tanh x. Largest error seen: 0.62 ulp. Odd, bit for bit.
+//   tanh(+-0) = +-0, tanh(+-Inf) = +-1, NaN -> NaN; subnormals are returned as they are.
 RT_HD RT_INLINE double Tanh(double x) {
   if (x != x) return FromBits(kCanonicalNanBits64);
   const double a = Abs(x);
@@ -534,23 +538,26 @@ RT_HD RT_INLINE double SinPlusQuarters(double x) {
   return (quadrant & 2) ? -value : value;
 }
 
-// Computes: sin x of every finite x. sin(+-0) = +-0, sin(+-Inf) = NaN, NaN -> NaN.
+// Computes: sin x of every finite x. Largest error seen: 0.79 ulp.
+//   sin(+-0) = +-0, sin(+-Inf) = NaN, NaN -> NaN.
 RT_HD RT_INLINE double Sin(double x) {
   if (Abs(x) < 0x1p-27) return x;  // also keeps the sign of zero
   return SinPlusQuarters<0>(x);
 }
 
-// Computes: cos x of every finite x. cos(+-0) = 1, cos(+-Inf) = NaN, NaN -> NaN.
+// Computes: cos x of every finite x. Largest error seen: 0.79 ulp.
+//   cos(+-0) = 1, cos(+-Inf) = NaN, NaN -> NaN.
 RT_HD RT_INLINE double Cos(double x) { return SinPlusQuarters<1>(x); }
 
-// Computes: Exp(exponent * Log(base)), for base > 0. Its relative error grows with the size of the
-//   logarithm: at most (0.6 + 1.1 |exponent * ln base|) ulp. That formula also at the ends: base =
-//   0 gives +0 or +Inf by the exponent's sign, 0^0, 1^Inf and base < 0 give NaN.
+// Computes: Exp(exponent * Log(base)), for base > 0. Its error grows with the logarithm of the
+//   result: at most 0.7 + 2.3 |exponent * ln base| ulp. The formula also holds at the ends: base 0
+//   gives +0 or +Inf by the exponent's sign; 0^0, 1^Inf and base < 0 give NaN.
 RT_HD RT_INLINE double Pow(double base, double exponent) { return Exp(exponent * Log(base)); }
 
 // Computes: base^exponent by squaring. From the exponent's lowest bit up: if it is set, result *=
 //   square; then square *= square. Starts at 1; a negative exponent takes 1 / the power of its
-//   magnitude. base^0 = 1 for every base. At most exponent - 1 roundings count: see NUMERICS.md.
+//   magnitude. base^0 = 1 for every base, NaN too. Relative error at most (exponent - 1) * 2^-53
+//   where nothing under- or overflows.
 RT_HD RT_INLINE double PowInt(double base, int64_t exponent) {
   uint64_t left = static_cast<uint64_t>(exponent);
   if (exponent < 0) left = 0 - left;

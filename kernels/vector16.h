@@ -11,10 +11,14 @@
 #define RETRACE_KERNELS_VECTOR16_H_
 
 // GCC 12 takes its own headers' "undefined" operand of an unmasked 512-bit operation for a mistake.
+#ifndef __clang__
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#ifndef __clang__
 #pragma GCC diagnostic pop
+#endif
 
 #include "core/scalar_math.h"
 

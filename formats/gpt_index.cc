@@ -164,7 +164,7 @@ uint64_t Mt19937::Interval(uint64_t max) {
   }
 }
 
-const char* SplitName(Split split) {
+const char* SplitName(DataSplit split) {
   constexpr const char* kNames[] = {"train", "valid", "test"};
   return kNames[static_cast<int>(split)];
 }

@@ -51,8 +51,8 @@ struct SequenceRange {
   bool operator==(const SequenceRange&) const = default;
 };
 
-enum class Split { kTrain = 0, kValid = 1, kTest = 2 };
-const char* SplitName(Split split);
+enum class DataSplit { kTrain = 0, kValid = 1, kTest = 2 };
+const char* SplitName(DataSplit split);
 
 // "a,b,c" (one to three weights, missing ones 0) over N sequences: weights are divided by their sum
 // and cumulated; a split covers round(low*N) .. round(high*N) - 1, halves to even. kUsage where the
@@ -89,7 +89,7 @@ Result<GptIndex> BuildGptIndex(const std::vector<int32_t>& lengths, SequenceRang
 
 struct GptSamplesOptions {
   std::string split = "900,50,50";
-  Split part = Split::kTrain;
+  DataSplit part = DataSplit::kTrain;
   GptIndexOptions index;
 };
 

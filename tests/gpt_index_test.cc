@@ -136,12 +136,12 @@ TEST(GptSamples, WithinOneEpochTheOrderDoesNotDependOnTheSamplesPlanned) {
 TEST(GptSamples, EmptySplitsAndShortSplitsAreErrorsAndNoEndlessLoop) {
   // 8/10009 of 200 documents rounds to none: Megatron loops forever here.
   auto empty = Open("tiny", {.split = "9999,8,2",
-                             .part = Split::kValid,
+                             .part = DataSplit::kValid,
                              .index = {.seq_length = 32, .samples_planned = 5}});
   EXPECT_EQ(StatusCode::kUsage, empty.status().code());
   EXPECT_NE(std::string::npos, empty.status().message().find("valid"));
   EXPECT_FALSE(
-      Open("tiny", {.split = "1,0,0", .part = Split::kTest, .index = {.seq_length = 32}}).ok());
+      Open("tiny", {.split = "1,0,0", .part = DataSplit::kTest, .index = {.seq_length = 32}}).ok());
   auto small =
       Open("tiny", {.split = "1,0,0", .index = {.seq_length = 1 << 20, .samples_planned = 5}});
   EXPECT_EQ(StatusCode::kUsage, small.status().code());

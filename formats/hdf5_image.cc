@@ -1,0 +1,306 @@
+#include "formats/hdf5_image.h"
+
+#include <hdf5.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <mutex>
+
+#include "formats/chunk_codec.h"
+
+namespace retrace {
+namespace {
+
+constexpr H5Z_filter_t kZstdFilter = 32015;
+
+// Closes an HDF5 handle of whatever kind.
+class Handle {
+ public:
+  Handle() = default;
+  explicit Handle(hid_t id) : id_(id) {}
+  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, H5I_INVALID_HID)) {}
+  Handle& operator=(Handle&& other) noexcept {
+    std::swap(id_, other.id_);
+    return *this;
+  }
+  ~Handle() {
+    if (id_ >= 0) H5Idec_ref(id_);
+  }
+  bool ok() const { return id_ >= 0; }
+  operator hid_t() const { return id_; }  // NOLINT: it is one
+
+ private:
+  hid_t id_ = H5I_INVALID_HID;
+};
+
+// HDF5's filter callback for zstd: libraries that read through HDF5 in this process need it, and
+// H5Dcreate asks for it. Our own data paths compress and decompress by themselves.
+size_t ZstdFilter(unsigned flags, size_t, const unsigned*, size_t nbytes, size_t* buf_size,
+                  void** buf) {
+  const bool decode = (flags & H5Z_FLAG_REVERSE) != 0;
+  const unsigned long long size =
+      decode ? ZSTD_getFrameContentSize(*buf, nbytes) : ZSTD_compressBound(nbytes);
+  if (size == ZSTD_CONTENTSIZE_ERROR || size == ZSTD_CONTENTSIZE_UNKNOWN) return 0;
+  void* out = H5allocate_memory(size, false);
+  if (out == nullptr) return 0;
+  const size_t done = decode ? ZSTD_decompress(out, size, *buf, nbytes)
+                             : ZSTD_compress(out, size, *buf, nbytes, kZstdLevel);
+  if (ZSTD_isError(done)) {
+    H5free_memory(out);
+    return 0;
+  }
+  H5free_memory(*buf);
+  *buf = out;
+  *buf_size = size;
+  return done;
+}
+
+// Held during every use of HDF5.
+class Hdf5Lock {
+ public:
+  Hdf5Lock() : lock_(Mutex()) {
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // the error stack belongs to the thread
+    static const herr_t registered = H5Zregister(&kFilterClass);
+    RT_CHECK(registered >= 0);
+  }
+
+ private:
+  static std::mutex& Mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static constexpr H5Z_class2_t kFilterClass = {
+      H5Z_CLASS_T_VERS, kZstdFilter, 1, 1, "zstd", nullptr, nullptr, &ZstdFilter};
+  std::unique_lock<std::mutex> lock_;
+};
+
+// The memory behind an image, as HDF5's in-memory driver sees it: it grows while a file is built
+// and outlives the driver; a lent one is handed out as it is and never changes.
+struct Memory {
+  void* data = nullptr;
+  bool lent = false;
+};
+
+void* ImageMalloc(size_t size, H5FD_file_image_op_t, void* udata) {
+  Memory* memory = static_cast<Memory*>(udata);
+  if (!memory->lent) memory->data = std::malloc(size);
+  return memory->data;
+}
+
+void* ImageCopy(void* to, const void*, size_t, H5FD_file_image_op_t, void*) { return to; }
+
+void* ImageRealloc(void*, size_t size, H5FD_file_image_op_t, void* udata) {
+  Memory* memory = static_cast<Memory*>(udata);
+  if (memory->lent) return nullptr;
+  void* grown = std::realloc(memory->data, size);
+  if (grown != nullptr) memory->data = grown;
+  return grown;
+}
+
+herr_t ImageFree(void*, H5FD_file_image_op_t, void*) { return 0; }  // it outlives the driver
+void* UdataCopy(void* udata) { return udata; }
+herr_t UdataFree(void*) { return 0; }
+
+// Properties of a file that lives in `memory`.
+Handle ImageAccess(size_t increment_bytes, Memory* memory) {
+  Handle access(H5Pcreate(H5P_FILE_ACCESS));
+  H5FD_file_image_callbacks_t callbacks = {ImageMalloc, ImageCopy, ImageRealloc, ImageFree,
+                                           UdataCopy,   UdataFree, memory};
+  const bool good =
+      H5Pset_fapl_core(access, increment_bytes, false) >= 0 &&
+      H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110) >= 0 &&
+      H5Pset_fclose_degree(access, H5F_CLOSE_STRONG) >= 0 &&
+      H5Pset_file_image_callbacks(access, &callbacks) >= 0;
+  return good ? std::move(access) : Handle();
+}
+
+// The driver takes files of one name for one file, and looks for it on disk first: a name that is
+// new each time and that no disk can have.
+std::string ImageName() {
+  static std::atomic<uint64_t> next{0};
+  return "/dev/null/retrace-image-" + std::to_string(next++);
+}
+
+Handle WithoutTimes(hid_t property_class) {
+  Handle properties(H5Pcreate(property_class));
+  return H5Pset_obj_track_times(properties, false) >= 0 ? std::move(properties) : Handle();
+}
+
+// Where the superblock (version 2 and 3) says that the file ends.
+uint64_t EndOfFile(const char* image) {
+  constexpr size_t kEndOfFileOffset = 28;
+  uint64_t end = 0;
+  std::memcpy(&end, image + kEndOfFileOffset, sizeof end);
+  return end;
+}
+
+Status Hdf5Error(const std::string& what) {
+  return FailedError("HDF5 could not " + what + " in memory; is memory exhausted?");
+}
+
+}  // namespace
+
+struct Hdf5Builder::Open {
+  Memory memory;
+  Handle file;
+  Handle dataset;  // the one that chunks go to
+
+  ~Open() {
+    const Hdf5Lock lock;
+    dataset = Handle();
+    file = Handle();
+    std::free(memory.data);
+  }
+};
+
+Hdf5Builder::Hdf5Builder(std::unique_ptr<Open> open) : open_(std::move(open)) {}
+Hdf5Builder::Hdf5Builder(Hdf5Builder&&) noexcept = default;
+Hdf5Builder::~Hdf5Builder() = default;
+
+Result<Hdf5Builder> Hdf5Builder::Make(size_t increment_bytes) {
+  auto open = std::make_unique<Open>();
+  {
+    const Hdf5Lock lock;
+    const Handle access = ImageAccess(increment_bytes, &open->memory);
+    const Handle create = WithoutTimes(H5P_FILE_CREATE);
+    open->file = Handle(H5Fcreate(ImageName().c_str(), H5F_ACC_TRUNC, create, access));
+    if (open->file.ok()) return Hdf5Builder(std::move(open));
+  }
+  return Hdf5Error("create a file");
+}
+
+Status Hdf5Builder::AddGroup(const std::string& path) {
+  const Hdf5Lock lock;
+  const Handle create = WithoutTimes(H5P_GROUP_CREATE);
+  const Handle group(H5Gcreate2(open_->file, path.c_str(), H5P_DEFAULT, create, H5P_DEFAULT));
+  return group.ok() ? Status() : Hdf5Error("add the group " + path);
+}
+
+Status Hdf5Builder::AddText(const std::string& path, size_t text_size,
+                            std::string_view compressed) {
+  const Hdf5Lock lock;
+  const hsize_t size = text_size, first = 0;
+  const unsigned level = kZstdLevel;
+  const Handle create = WithoutTimes(H5P_DATASET_CREATE);
+  const Handle space(H5Screate_simple(1, &size, nullptr));
+  if (H5Pset_chunk(create, 1, &size) < 0 ||
+      H5Pset_filter(create, kZstdFilter, H5Z_FLAG_MANDATORY, 1, &level) < 0) {
+    return Hdf5Error("describe " + path);
+  }
+  const Handle dataset(H5Dcreate2(open_->file, path.c_str(), H5T_STD_U8LE, space, H5P_DEFAULT,
+                                  create, H5P_DEFAULT));
+  const bool good = dataset.ok() && H5Dwrite_chunk(dataset, H5P_DEFAULT, 0, &first,
+                                                   compressed.size(), compressed.data()) >= 0;
+  return good ? Status() : Hdf5Error("write " + path);
+}
+
+Status Hdf5Builder::AddFloats(const std::string& path, int64_t numel, int64_t chunk_elements) {
+  const Hdf5Lock lock;
+  const hsize_t size = numel, chunk = chunk_elements;
+  const unsigned level = kZstdLevel;
+  const Handle create = WithoutTimes(H5P_DATASET_CREATE);
+  const Handle space(H5Screate_simple(1, &size, nullptr));
+  if (H5Pset_chunk(create, 1, &chunk) < 0 || H5Pset_shuffle(create) < 0 ||
+      H5Pset_filter(create, kZstdFilter, H5Z_FLAG_MANDATORY, 1, &level) < 0) {
+    return Hdf5Error("describe " + path);
+  }
+  open_->dataset = Handle(H5Dcreate2(open_->file, path.c_str(), H5T_IEEE_F32LE, space,
+                                     H5P_DEFAULT, create, H5P_DEFAULT));
+  return open_->dataset.ok() ? Status() : Hdf5Error("add " + path);
+}
+
+Result<uint64_t> Hdf5Builder::WriteChunk(int64_t first_element, std::string_view encoded) {
+  const Hdf5Lock lock;
+  const hsize_t first = first_element;
+  haddr_t place = HADDR_UNDEF;
+  hsize_t size = 0;
+  const bool good = H5Dwrite_chunk(open_->dataset, H5P_DEFAULT, 0, &first, encoded.size(),
+                                   encoded.data()) >= 0 &&
+                    H5Dget_chunk_info_by_coord(open_->dataset, &first, nullptr, &place, &size) >= 0;
+  if (!good || place == HADDR_UNDEF || size != encoded.size()) return Hdf5Error("write a chunk");
+  return uint64_t{place};
+}
+
+namespace {
+
+// Adds one piece to a virtual dataset: rectangle of the whole <- run of a flat dataset.
+bool MapPiece(hid_t create, hid_t whole, bool vector, const VirtualPiece& piece) {
+  const hsize_t first[] = {static_cast<hsize_t>(piece.row_first),
+                           static_cast<hsize_t>(piece.col_first)};
+  const hsize_t extent[] = {static_cast<hsize_t>(piece.rows), static_cast<hsize_t>(piece.cols)};
+  const hsize_t numel = piece.dataset_numel, offset = piece.offset, run = extent[0] * extent[1];
+  const int skip = vector ? 1 : 0;  // a vector has columns only
+  const Handle source(H5Screate_simple(1, &numel, nullptr));
+  return H5Sselect_hyperslab(whole, H5S_SELECT_SET, first + skip, nullptr, extent + skip,
+                             nullptr) >= 0 &&
+         H5Sselect_hyperslab(source, H5S_SELECT_SET, &offset, nullptr, &run, nullptr) >= 0 &&
+         H5Pset_virtual(create, whole, piece.file.c_str(), piece.dataset.c_str(), source) >= 0;
+}
+
+}  // namespace
+
+Status Hdf5Builder::AddVirtual(const std::string& path, int64_t rows, int64_t cols, bool vector,
+                               const std::vector<VirtualPiece>& pieces) {
+  const Hdf5Lock lock;
+  const hsize_t shape[] = {static_cast<hsize_t>(rows), static_cast<hsize_t>(cols)};
+  const float fill = std::numeric_limits<float>::quiet_NaN();
+  const Handle create = WithoutTimes(H5P_DATASET_CREATE);
+  const Handle space(H5Screate_simple(vector ? 1 : 2, shape + (vector ? 1 : 0), nullptr));
+  bool good = H5Pset_fill_value(create, H5T_NATIVE_FLOAT, &fill) >= 0;
+  for (const VirtualPiece& piece : pieces) good = good && MapPiece(create, space, vector, piece);
+  H5Sselect_all(space);
+  const Handle dataset(good ? H5Dcreate2(open_->file, path.c_str(), H5T_IEEE_F32LE, space,
+                                         H5P_DEFAULT, create, H5P_DEFAULT)
+                            : H5I_INVALID_HID);
+  return dataset.ok() ? Status() : Hdf5Error("map " + path);
+}
+
+Result<Bytes> Hdf5Builder::Finish() {
+  const Hdf5Lock lock;
+  open_->dataset = Handle();
+  const bool flushed = H5Fflush(open_->file, H5F_SCOPE_GLOBAL) >= 0;
+  open_->file = Handle();
+  if (!flushed || open_->memory.data == nullptr) return Hdf5Error("finish a file");
+  Bytes bytes;
+  bytes.data.reset(static_cast<char*>(std::exchange(open_->memory.data, nullptr)));
+  bytes.size = EndOfFile(bytes.data.get());
+  return bytes;
+}
+
+namespace {
+
+// Reads the whole of a 1-D uint8 dataset.
+bool ReadAll(hid_t dataset, std::string* text) {
+  const Handle space(H5Dget_space(dataset)), type(H5Dget_type(dataset));
+  hsize_t size = 0;
+  if (H5Sget_simple_extent_ndims(space) != 1 ||
+      H5Sget_simple_extent_dims(space, &size, nullptr) < 0 || H5Tequal(type, H5T_STD_U8LE) <= 0) {
+    return false;
+  }
+  text->resize(size);
+  return H5Dread(dataset, H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, text->data()) >= 0;
+}
+
+}  // namespace
+
+Result<std::string> ReadHdf5Text(std::string_view image, const std::string& path,
+                                 const std::string& name) {
+  const Hdf5Lock lock;
+  Memory memory{.data = const_cast<char*>(image.data()), .lent = true};
+  const Handle access = ImageAccess(size_t{1} << 16, &memory);
+  if (H5Pset_file_image(access, memory.data, image.size()) < 0) return Hdf5Error("lend " + name);
+  const Handle file(H5Fopen(ImageName().c_str(), H5F_ACC_RDONLY, access));
+  const Handle dataset(file.ok() ? H5Dopen2(file, path.c_str(), H5P_DEFAULT) : H5I_INVALID_HID);
+  std::string text;
+  if (!dataset.ok() || !ReadAll(dataset, &text)) {
+    return DamagedError(name + ": expected an HDF5 file with the text dataset " + path +
+                        ", got something else");
+  }
+  return text;
+}
+
+}  // namespace retrace

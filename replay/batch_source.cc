@@ -1,0 +1,99 @@
+#include "replay/batch_source.h"
+
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "formats/gpt_index.h"
+#include "formats/indexed_dataset.h"
+
+namespace retrace {
+namespace {
+
+class DatasetBatches : public BatchSource {
+ public:
+  DatasetBatches(GptSamples training, std::optional<GptSamples> validation, int64_t vocab)
+      : training_(std::move(training)), validation_(std::move(validation)), vocab_(vocab) {}
+
+  Status Sample(int64_t index, std::vector<int32_t>* tokens) const override {
+    return Checked(training_, index, tokens);
+  }
+  Status EvaluationSample(int64_t index, std::vector<int32_t>* tokens) const override {
+    RT_CHECK(validation_.has_value());
+    return Checked(*validation_, index, tokens);
+  }
+  Digest identity() const override { return training_.dataset().identity(); }
+
+ private:
+  Status Checked(const GptSamples& samples, int64_t index, std::vector<int32_t>* tokens) const {
+    RT_RETURN_IF_ERROR(samples.Sample(index, tokens));
+    for (int32_t id : *tokens) {
+      if (id < 0 || id >= vocab_) {
+        return DamagedError(fmt::format(
+            "sample {}: token id {} is outside the recipe's model.vocab_size = {}; is the dataset "
+            "made with another tokenizer?",
+            index, id, vocab_));
+      }
+    }
+    return {};
+  }
+
+  GptSamples training_;
+  std::optional<GptSamples> validation_;
+  int64_t vocab_;
+};
+
+Result<GptSamples> OpenSplit(const Recipe& recipe, DataSplit part, std::optional<int64_t> planned) {
+  RT_ASSIGN_OR_RETURN(IndexedDataset dataset, IndexedDataset::Open(recipe.data.path));
+  return GptSamples::Create(std::move(dataset),
+                            {.split = recipe.data.split,
+                             .part = part,
+                             .index = {.seq_length = recipe.data.sequence_length,
+                                       .seed = recipe.data.seed,
+                                       .samples_planned = planned}});
+}
+
+}  // namespace
+
+Result<std::unique_ptr<BatchSource>> OpenBatchSource(const Recipe& recipe) {
+  const DataRecipe& data = recipe.data;
+  Result<GptSamples> training =
+      OpenSplit(recipe, DataSplit::kTrain, recipe.steps * data.SamplesPerStep());
+  if (!training.ok()) return training.status().Within("data.path = " + data.path);
+  std::optional<GptSamples> validation;
+  if (data.evaluation_samples > 0) {
+    Result<GptSamples> opened = OpenSplit(recipe, DataSplit::kValid, data.evaluation_samples);
+    if (!opened.ok()) {
+      return opened.status().Within("data.evaluation_samples (validation split of " + data.path +
+                                    ")");
+    }
+    validation = std::move(opened).value();
+  }
+  return std::unique_ptr<BatchSource>(std::make_unique<DatasetBatches>(
+      std::move(training).value(), std::move(validation), recipe.model.vocab_size));
+}
+
+Result<TokenBatch> ReadBatch(const BatchSource& source, bool evaluation, int64_t first,
+                             int64_t count, int64_t length) {
+  TokenBatch batch;
+  batch.sequences = count;
+  batch.length = length;
+  std::vector<int32_t> tokens;
+  for (int64_t i = first; i < first + count; ++i) {
+    RT_RETURN_IF_ERROR(evaluation ? source.EvaluationSample(i, &tokens)
+                                  : source.Sample(i, &tokens));
+    RT_CHECK_EQ(length + 1, static_cast<int64_t>(tokens.size()));
+    batch.ids.insert(batch.ids.end(), tokens.begin(), tokens.end() - 1);
+    batch.labels.insert(batch.labels.end(), tokens.begin() + 1, tokens.end());
+  }
+  return batch;
+}
+
+void AppendTokens(const TokenBatch& batch, DigestStream* stream) {
+  for (int64_t i = 0; i < batch.sequences; ++i) {
+    stream->Update(batch.ids.data() + i * batch.length, batch.length * sizeof(int32_t));
+    stream->Update(batch.labels.data() + (i + 1) * batch.length - 1, sizeof(int32_t));
+  }
+}
+
+}  // namespace retrace

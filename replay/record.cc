@@ -1,0 +1,119 @@
+#include "replay/record.h"
+
+#include <bit>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace retrace {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json Number(double x) {
+  if (std::isnan(x)) return "nan";
+  if (std::isinf(x)) return x > 0 ? "inf" : "-inf";
+  return x;
+}
+
+// Reads the fields of a record, remembering the first that is wrong.
+class Fields {
+ public:
+  explicit Fields(const Json& json) : json_(json) {}
+
+  double Number(const char* name) { return NumberOf(Get(name), name); }
+  double NumberOf(const Json& value, const char* name) {
+    if (value.is_number()) return value.get<double>();
+    if (value == "nan") return std::nan("");
+    if (value == "inf") return INFINITY;
+    if (value == "-inf") return -INFINITY;
+    return Bad(name, "a number"), 0.0;
+  }
+  int64_t Integer(const char* name) {
+    const Json& value = Get(name);
+    if (value.is_number_integer()) return value.get<int64_t>();
+    return Bad(name, "an integer"), 0;
+  }
+  std::string Text(const char* name) {
+    const Json& value = Get(name);
+    if (value.is_string()) return value.get<std::string>();
+    return Bad(name, "text"), "";
+  }
+  bool Has(const char* name) const { return json_.contains(name); }
+  const Json& Get(const char* name) {
+    static const Json kNothing;
+    if (!json_.is_object() || !json_.contains(name)) return kNothing;
+    return json_[name];
+  }
+  void Bad(const char* name, const char* expected) {
+    if (status_.ok()) {
+      status_ = DamagedError(fmt::format("record: field '{}': expected {}, got {}", name, expected,
+                                         Get(name).dump()));
+    }
+  }
+  Status status() const { return status_; }
+
+ private:
+  const Json& json_;
+  Status status_;
+};
+
+}  // namespace
+
+bool UpdateRecord::Same(const UpdateRecord& other) const {
+  UpdateRecord a = *this, b = other;
+  a.timing = b.timing = {};
+  return RecordJson(a) == RecordJson(b);
+}
+
+std::string RecordJson(const UpdateRecord& r) {
+  Json json;
+  json["update"] = r.update;
+  json["loss"] = Number(r.loss);
+  if (r.evaluation_loss) json["evaluation_loss"] = Number(*r.evaluation_loss);
+  json["gradient_norm"] = Number(r.gradient_norm);
+  json["clip"] = Number(r.clip);
+  json["lr"] = Number(r.lr);
+  json["action"] = r.action;
+  json["first_sample"] = r.first_sample;
+  json["samples"] = r.samples;
+  json["tokens"] = r.tokens.Hex();
+  json["tensor_norms"] = Json::array();
+  for (double norm : r.tensor_norms) json["tensor_norms"].push_back(Number(norm));
+  json["level"] = r.level;
+  json["timing"] = {{"update_seconds", r.timing.update_seconds},
+                    {"stall_seconds", r.timing.stall_seconds}};
+  return json.dump();
+}
+
+Result<UpdateRecord> ParseRecord(std::string_view text) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Fields fields(json);
+  UpdateRecord r;
+  r.update = fields.Integer("update");
+  r.loss = fields.Number("loss");
+  if (fields.Has("evaluation_loss")) r.evaluation_loss = fields.Number("evaluation_loss");
+  r.gradient_norm = fields.Number("gradient_norm");
+  r.clip = fields.Number("clip");
+  r.lr = fields.Number("lr");
+  r.action = fields.Text("action");
+  r.first_sample = fields.Integer("first_sample");
+  r.samples = fields.Integer("samples");
+  const Result<Digest> tokens = ParseDigest(fields.Text("tokens"));
+  if (tokens.ok()) r.tokens = *tokens;
+  else fields.Bad("tokens", "a digest");
+  const Json& norms = fields.Get("tensor_norms");
+  if (!norms.is_array()) fields.Bad("tensor_norms", "a list");
+  for (const Json& norm : norms) r.tensor_norms.push_back(fields.NumberOf(norm, "tensor_norms"));
+  r.level = fields.Text("level");
+  const Json& timing = fields.Get("timing");
+  if (timing.is_object()) {
+    r.timing.update_seconds = timing.value("update_seconds", 0.0);
+    r.timing.stall_seconds = timing.value("stall_seconds", 0.0);
+  }
+  RT_RETURN_IF_ERROR(fields.status());
+  return r;
+}
+
+}  // namespace retrace

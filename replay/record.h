@@ -1,0 +1,47 @@
+// UpdateRecord: what is logged of update k. A value; JSON in the ledger. Used by log, diff, replay,
+// verdicts. Everything in it is a function of (recipe, state, dataset) except `timing`, which no
+// comparison reads.
+#ifndef RETRACE_REPLAY_RECORD_H_
+#define RETRACE_REPLAY_RECORD_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/digest.h"
+#include "core/status.h"
+
+namespace retrace {
+
+struct UpdateRecord {
+  int64_t update = 0;                     // k
+  double loss = 0;                        // of batch k at RUN@(k-1), nats
+  std::optional<double> evaluation_loss;  // of the fixed batch at RUN@(k-1), nats
+  double gradient_norm = 0;               // before clipping
+  double clip = 1;                        // factor applied
+  double lr = 0;                          // applied
+  std::string action = "applied";         // applied, skipped, halted
+  int64_t first_sample = 0, samples = 0;
+  Digest tokens;                         // of all samples of the step, in order
+  std::vector<double> tensor_norms;      // of the gradient, by tensor in canonical order
+  std::string level = "portable";
+
+  struct Timing {
+    double update_seconds = 0, stall_seconds = 0;
+  } timing;
+
+  // Equal but for timing.
+  bool Same(const UpdateRecord& other) const;
+};
+
+// One JSON object on one line. Non-finite numbers are the strings "nan", "inf", "-inf".
+std::string RecordJson(const UpdateRecord& record);
+
+// Errors: kDamaged, naming the field.
+Result<UpdateRecord> ParseRecord(std::string_view json);
+
+}  // namespace retrace
+
+#endif  // RETRACE_REPLAY_RECORD_H_

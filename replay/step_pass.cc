@@ -1,0 +1,202 @@
+#include "replay/step_pass.h"
+
+#include <bit>
+#include <cmath>
+#include <type_traits>
+
+#include "core/scalar_math.h"
+
+namespace retrace {
+namespace {
+
+// sum(lo..hi) = sum(lo..mid) + sum(mid..hi)
+double TreeSum(std::vector<double> values) {
+  RT_CHECK(std::has_single_bit(values.size()));
+  for (size_t half = 1; half < values.size(); half *= 2) {
+    for (size_t i = 0; i < values.size(); i += 2 * half) values[i] += values[i + half];
+  }
+  return values[0];
+}
+
+template <class T>
+class TypedPass : public StepPass {
+ public:
+  TypedPass(const Recipe& recipe, const ParameterMap& map, RankContext context)
+      : recipe_(recipe),
+        map_(map),
+        context_(context),
+        shard_tree_(context.engine, context.comm, context.place.tp_group()),
+        lane_tree_(context.engine, context.comm, context.place.dp_group()),
+        transformer_(recipe_, map, context.engine, shard_tree_),
+        weights_(map.slabs()),
+        lanes_(context.place.lane_count),
+        gradient_(map.slabs()) {}
+
+  void set_probe(Probe* probe) override { transformer_.set_probe(probe); }
+
+  Result<double> Loss(const RankState& state, const TokenBatch& batch,
+                      const std::string& name) override {
+    const WeightSlabs<T> weights = ComputeWeights(state);
+    double sum = 0;
+    // In pieces of a micro-batch's size, added in order.
+    const int64_t most = recipe_.data.micro_batch_size;
+    for (int64_t first = 0; first < batch.sequences; first += most) {
+      const TokenBatch part = Part(batch, first, std::min(most, batch.sequences - first));
+      RT_ASSIGN_OR_RETURN(const double part_sum, transformer_.Forward(part, weights, name));
+      sum = sum + part_sum;
+    }
+    return sum / static_cast<double>(batch.tokens());
+  }
+
+  Result<double> Gradients(const RankState& state,
+                           const std::vector<TokenBatch>& batches) override {
+    const int64_t G = recipe_.topology.lanes;
+    const WeightSlabs<T> weights = ComputeWeights(state);
+    std::vector<double> sums(batches.size(), 0.0);
+    for (int lane = 0; lane < context_.place.lane_count; ++lane) {
+      for (size_t i = context_.place.first_lane + lane; i < batches.size(); i += G) {
+        RT_RETURN_IF_ERROR(MicroBatch(batches[i], weights, i, lane, &sums[i]));
+      }
+    }
+    RT_RETURN_IF_ERROR(CombineLanes());
+    return StepLoss(batches.size(), sums);
+  }
+
+  const std::vector<float>& gradient(int slab) const override { return gradient_[slab]; }
+
+ private:
+  static TokenBatch Part(const TokenBatch& batch, int64_t first, int64_t count) {
+    if (count == batch.sequences) return batch;
+    TokenBatch part;
+    part.sequences = count;
+    part.length = batch.length;
+    const auto cut = [&](const std::vector<int32_t>& all) {
+      return std::vector<int32_t>(all.begin() + first * batch.length,
+                                  all.begin() + (first + count) * batch.length);
+    };
+    part.ids = cut(batch.ids);
+    part.labels = cut(batch.labels);
+    return part;
+  }
+
+  // The master itself, or its copy in the format of point `weights`.
+  WeightSlabs<T> ComputeWeights(const RankState& state) {
+    const Format format = recipe_.precision.Forward(Point::kWeights);
+    WeightSlabs<T> slabs;
+    for (int i = 0; i < map_.slabs(); ++i) {
+      const std::vector<float>& master = state.slab(i).slab(Component::kParameter);
+      if constexpr (std::is_same_v<T, float>) {
+        if (format == Format::kFp32) {
+          slabs.push_back(master.data());
+          continue;
+        }
+      }
+      weights_[i].resize(master.size());
+      if constexpr (std::is_same_v<T, double>) {
+        std::copy(master.begin(), master.end(), weights_[i].begin());
+      } else {
+        context_.engine.Run(Ops<float>(context_.engine.isa()).scale,
+                            ScaleArgs<float>{.x = master.data(), .y = weights_[i].data(),
+                                             .scale = 1.0f, .round = Rounding::kBf16},
+                            static_cast<int64_t>(master.size()), 1, 16);
+      }
+      slabs.push_back(weights_[i].data());
+    }
+    return slabs;
+  }
+
+  T InverseTokens(const TokenBatch& batch) const {
+    const double tokens = static_cast<double>(batch.tokens());
+    const double batches = static_cast<double>(recipe_.data.micro_batches);
+    return static_cast<T>(recipe_.optimizer.loss_division == LossDivision::kStepTokens
+                              ? 1.0 / (tokens * batches)
+                              : (1.0 / tokens) / batches);
+  }
+
+  std::vector<std::vector<T>>& LaneSlabs(int lane) {
+    std::vector<std::vector<T>>& slabs = lanes_[lane];
+    slabs.resize(map_.slabs());
+    for (int i = 0; i < map_.slabs(); ++i) slabs[i].resize(map_.slab_numel(i));
+    return slabs;
+  }
+
+  // The first micro-batch of a lane is written, a later one finished apart and added (clause 8).
+  Status MicroBatch(const TokenBatch& batch, const WeightSlabs<T>& weights, size_t index, int lane,
+                    double* sum) {
+    RT_ASSIGN_OR_RETURN(*sum, transformer_.Forward(batch, weights, "mb" + std::to_string(index)));
+    std::vector<std::vector<T>>& slabs = LaneSlabs(lane);
+    const bool first = static_cast<int64_t>(index) < recipe_.topology.lanes;
+    if (!first) finished_.resize(map_.slabs());
+    GradientSlabs<T> target;
+    for (int i = 0; i < map_.slabs(); ++i) {
+      if (!first) finished_[i].resize(map_.slab_numel(i));
+      target.push_back(first ? slabs[i].data() : finished_[i].data());
+    }
+    RT_RETURN_IF_ERROR(transformer_.Backward(batch, weights, InverseTokens(batch), target));
+    for (int i = 0; !first && i < map_.slabs(); ++i) {
+      context_.engine.Run(Ops<T>(context_.engine.isa()).add,
+                          AddArgs<T>{.dst = slabs[i].data(), .src = finished_[i].data(),
+                                     .round = Rounding::kNone},
+                          map_.slab_numel(i), 1, 16);
+    }
+    return {};
+  }
+
+  Status CombineLanes() {
+    for (int i = 0; i < map_.slabs(); ++i) {
+      std::vector<T*> parts;
+      for (auto& lane : lanes_) parts.push_back(lane[i].data());
+      RT_RETURN_IF_ERROR(lane_tree_.Sum(parts, map_.slab_numel(i), Rounding::kNone,
+                                        Rounding::kNone));
+      if constexpr (std::is_same_v<T, float>) {
+        std::swap(gradient_[i], lanes_[0][i]);
+      } else {
+        gradient_[i].assign(lanes_[0][i].begin(), lanes_[0][i].end());  // rounded once
+      }
+      for (float& g : gradient_[i]) g = g == g ? g : math::CanonicalNan(g);
+    }
+    return {};
+  }
+
+  // Every rank learns every micro-batch's sum; lanes as in clause 8.
+  Result<double> StepLoss(size_t count, std::vector<double> sums) {
+    const int dp = context_.place.dp;
+    if (dp > 1) {
+      std::vector<double> all(count * dp);
+      RT_RETURN_IF_ERROR(context_.comm.AllGather(context_.place.dp_group(), sums.data(),
+                                                 all.data(), count * sizeof(double)));
+      for (size_t i = 0; i < count; ++i) {
+        const int lane = static_cast<int>(i % recipe_.topology.lanes);
+        sums[i] = all[lane / context_.place.lane_count * count + i];
+      }
+    }
+    std::vector<double> lanes(recipe_.topology.lanes, 0.0);
+    for (size_t i = 0; i < count; ++i) {
+      double& lane = lanes[i % lanes.size()];
+      lane = i < lanes.size() ? sums[i] : lane + sums[i];
+    }
+    const double tokens = static_cast<double>(recipe_.data.SamplesPerStep()) *
+                          static_cast<double>(recipe_.data.sequence_length);
+    return TreeSum(lanes) / tokens;
+  }
+
+  const Recipe recipe_;
+  const ParameterMap& map_;
+  RankContext context_;
+  ShardTree shard_tree_, lane_tree_;
+  Transformer<T> transformer_;
+  std::vector<std::vector<T>> weights_;             // copies, where the policy needs them
+  std::vector<std::vector<std::vector<T>>> lanes_;  // [lane][slab]
+  std::vector<std::vector<T>> finished_;            // a micro-batch's gradient before it is added
+  std::vector<std::vector<float>> gradient_;
+};
+
+}  // namespace
+
+std::unique_ptr<StepPass> MakeStepPass(const Recipe& recipe, const ParameterMap& map,
+                                       RankContext context) {
+  if (recipe.precision.AnyFp64()) return std::make_unique<TypedPass<double>>(recipe, map, context);
+  return std::make_unique<TypedPass<float>>(recipe, map, context);
+}
+
+}  // namespace retrace

@@ -1,0 +1,72 @@
+// Updater: one application of the pure function (recipe, state) -> (state, record). Used by train,
+// replay and everything that re-lives updates. Reads no clock, environment or global, and no file
+// but the dataset that the recipe names. Not thread-safe; one per rank, all ranks in step.
+#ifndef RETRACE_REPLAY_UPDATE_H_
+#define RETRACE_REPLAY_UPDATE_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/optimizer_block.h"
+#include "replay/record.h"
+#include "replay/step_pass.h"
+
+namespace retrace {
+
+// What became of an update.
+enum class UpdateAction {
+  kApplied,
+  kSkipped,  // non-finite under policy `skip`: parameters and moments stay, counters advance
+  kHalted,   // non-finite under policy `halt`: nothing changed, the job must stop
+};
+
+struct UpdateResult {
+  UpdateAction action = UpdateAction::kApplied;
+  UpdateRecord record;
+  OptimizerBlock block;
+  std::string reason;  // of kSkipped and kHalted: the first non-finite tensor
+};
+
+class Updater {
+ public:
+  // All arguments outlive the updater.
+  Updater(const Recipe& recipe, const ParameterMap& map, RankContext context,
+          const BatchSource& batches);
+
+  // Runs update k = position + 1. Errors: those of the Comm and of the dataset; the state is then
+  // unchanged. Afterwards gradient(slab) is that of the update, FP32, before clipping.
+  Result<UpdateResult> Run(RankState* state);
+
+  const std::vector<float>& gradient(int slab) const { return pass_->gradient(slab); }
+  StepPass& pass() { return *pass_; }
+
+  // Mean loss of the recipe's evaluation batch at a state; nullopt where it names none.
+  Result<std::optional<double>> EvaluationLoss(const RankState& state);
+
+ private:
+  Result<std::vector<TokenBatch>> ReadStep(int64_t first_sample) const;
+  Result<std::vector<double>> TensorNorms() const;
+  OptimizerBlock MakeBlock(const RankState& state, double clip, double lr, TensorAction) const;
+  std::string FirstNonFinite(const UpdateRecord& record) const;
+  Status DigestTokens(int64_t first_sample, UpdateRecord* record) const;
+
+  const Recipe& recipe_;
+  const ParameterMap& map_;
+  RankContext context_;
+  const BatchSource& batches_;
+  std::unique_ptr<StepPass> pass_;
+  std::optional<TokenBatch> evaluation_;
+};
+
+// Applies one optimizer block to a rank's slabs: the whole of an update but for its gradient, and
+// one step of the walk of a journal. Counters: every t that the block names, position + 1; schedule
+// and cursor are the caller's.
+void ApplyBlock(Engine& engine, const Layout& layout, const OptimizerBlock& block,
+                const std::vector<Piece>& pieces, const float* gradient, ShardState* slab);
+
+}  // namespace retrace
+
+#endif  // RETRACE_REPLAY_UPDATE_H_

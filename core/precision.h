@@ -8,6 +8,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/status.h"
@@ -46,7 +47,8 @@ enum class Point : int {
 };
 inline constexpr int kNumPoints = static_cast<int>(Point::kCrossEntropy) + 1;
 
-const char* PointName(Point point);  // "weights", "embedding", "input_norm", ...
+const char* PointName(Point point);     // "weights", "embedding", "input_norm", ...
+const char* PointMeaning(Point point);  // one line for docs
 
 struct PrecisionPolicy {
   std::array<Format, kNumPoints> forward;
@@ -59,17 +61,31 @@ struct PrecisionPolicy {
   bool AnyFp64() const;
 };
 
+// Presets: what each point gets, forward and gradient alike.
+//   fp32, fp64           every point, and the partials.
+//   bf16                 every point BF16, as the public implementation rounds in eager mode; the
+//                        cross entropy is FP32. Partials FP32.
+//   bf16-sensitive-fp32  bf16 with the operations that frameworks keep in FP32 for stability in FP32:
+//                        every norm (hidden, q, k, v, final), RoPE, scores, softmax, the residual
+//                        stream (so also layer_scalar, which multiplies it), logits, softcap, cross
+//                        entropy. What remains BF16: the weights' compute copy, the embedding, and
+//                        the outputs of the projections, of attention and inside the MLP.
 std::vector<std::string> PrecisionPresets();  // "bf16", "bf16-sensitive-fp32", "fp32", "fp64"
 
 // Errors: kUsage where there is no such preset (names the nearest).
 Result<PrecisionPolicy> PrecisionPreset(std::string_view name);
 
-// Sets one point: key is "NAME", "NAME.grad" or "partials".
+// Sets one point: key is "NAME", "NAME.grad" or "partials". There is no "cross_entropy.grad": the
+// loss's gradient with respect to itself is 1.
 // Errors: kUsage for an unknown key or format (names the nearest).
 Status SetPrecision(std::string_view key, std::string_view format, PrecisionPolicy* policy);
 
 // All points as "key = format" in order; what SetPrecision takes.
 std::vector<std::pair<std::string, std::string>> DescribePrecision(const PrecisionPolicy& policy);
+
+// FP64 is all or nothing in this version: a policy that mixes it with other formats is refused.
+// Errors: kUsage, naming one point of each kind.
+Status CheckPrecision(const PrecisionPolicy& policy);
 
 }  // namespace retrace
 

@@ -31,15 +31,13 @@ struct ModelRecipe {
   int64_t intermediate_size = 0;
   int64_t layers = 0;
   int64_t query_heads = 0;
-  int64_t kv_heads = 0;         // sliding layers (and full ones without attention_k_eq_v)
-  int64_t global_kv_heads = 0;  // full layers
-  int64_t head_dim = 0;         // sliding layers
-  int64_t global_head_dim = 0;  // full layers
-  bool attention_k_eq_v = true;  // full layers have no v_proj: v is the raw k
-  int64_t full_attention_every = 6;     // layer l is full iff (l+1) % this == 0; 0: none
-  bool last_layer_full = true;          // as transformers forces it
-  std::vector<LayerKind> layer_types;   // resolved from the two above, or given as a list
-  int64_t sliding_window = 0;           // keys that a query sees, itself included
+  int64_t kv_heads = 0;                // sliding layers (and full ones without attention_k_eq_v)
+  int64_t global_kv_heads = 0;         // full layers
+  int64_t head_dim = 0;                // sliding layers
+  int64_t global_head_dim = 0;         // full layers
+  bool attention_k_eq_v = true;        // full layers have no v_proj: v is the raw k
+  std::vector<LayerKind> layer_types;  // one per layer; recipes may give a pattern, LayerPattern
+  int64_t sliding_window = 0;          // keys that a query sees, itself included
   double sliding_rope_theta = 1e4;
   double full_rope_theta = 1e6;
   double full_partial_rotary_factor = 0.25;
@@ -47,20 +45,25 @@ struct ModelRecipe {
   double rms_norm_eps = 1e-6;
   double final_logit_softcapping = 30.0;  // 0: off
   bool tie_word_embeddings = true;
-  bool embed_scale = true;                // times sqrt(hidden_size)
+  bool embed_scale = true;  // times sqrt(hidden_size)
   EmbedScaleRounding embed_scale_rounding = EmbedScaleRounding::kNone;
   double attention_scale = 1.0;
   bool qk_norm = true, v_norm = true, pre_norm = true, post_norm = true;
-  std::vector<double> layer_scalar;       // one per layer
+  std::vector<double> layer_scalar;  // one per layer
   AttentionKind attention = AttentionKind::kMaterialised;
-  int64_t pad_token_id = 0;               // -1: none
-  bool pad_lookup_gradient = true;        // false: the lookup gradient of the pad row is dropped
+  int64_t pad_token_id = 0;         // -1: none
+  bool pad_lookup_gradient = true;  // false: the lookup gradient of the pad row is dropped
 
   bool IsFull(int64_t layer) const { return layer_types[layer] == LayerKind::kFull; }
   int64_t HeadDim(int64_t layer) const { return IsFull(layer) ? global_head_dim : head_dim; }
-  int64_t KvHeads(int64_t layer) const { return IsFull(layer) ? global_kv_heads : kv_heads; }
+  int64_t KvHeads(int64_t layer) const {  // as transformers: the global count goes with k = v
+    return IsFull(layer) && attention_k_eq_v ? global_kv_heads : kv_heads;
+  }
   bool HasValueProjection(int64_t layer) const { return !(IsFull(layer) && attention_k_eq_v); }
 };
+
+// Layer l is full iff (l + 1) % full_every == 0 (0: none), and the last one where `last_full`.
+std::vector<LayerKind> LayerPattern(int64_t layers, int64_t full_every, bool last_full);
 
 struct InitRecipe {
   InitScheme scheme = InitScheme::kHf;
@@ -71,8 +74,8 @@ struct InitRecipe {
 };
 
 struct DataRecipe {
-  std::string path;                // prefix of .bin and .idx
-  std::string split = "99,1,0";    // train, validation, test
+  std::string path;              // prefix of .bin and .idx
+  std::string split = "99,1,0";  // train, validation, test
   int64_t sequence_length = 0;
   uint32_t seed = 1234;
   int64_t micro_batch_size = 1;    // sequences

@@ -1,0 +1,78 @@
+#include "replay/job.h"
+
+#include <fmt/format.h>
+
+#include "core/recipe_toml.h"
+
+namespace retrace {
+
+Result<std::unique_ptr<Job>> Job::Make(const Recipe& recipe, Comm& comm, const JobOptions& options,
+                                       std::shared_ptr<const BatchSource> batches) {
+  RT_ASSIGN_OR_RETURN(Layout layout, Layout::Make(recipe.model, recipe.topology.virtual_shards));
+  RT_ASSIGN_OR_RETURN(const RankPlace place,
+                      RankPlace::Make(recipe.topology, options.tp, options.dp, comm.rank()));
+  RT_CHECK_EQ(options.tp * options.dp, comm.size());
+  Status opened;
+  if (batches == nullptr) {
+    Result<std::unique_ptr<BatchSource>> source = OpenBatchSource(recipe);
+    if (source.ok()) batches = std::move(source).value();
+    opened = source.status();
+  }
+  RT_RETURN_IF_ERROR(AgreeOnStatus(comm, opened));
+  return std::unique_ptr<Job>(
+      new Job(recipe, std::move(layout), place, comm, options, std::move(batches)));
+}
+
+Job::Job(const Recipe& recipe, Layout layout, const RankPlace& place, Comm& comm,
+         const JobOptions& options, std::shared_ptr<const BatchSource> batches)
+    : recipe_(recipe),
+      layout_(std::move(layout)),
+      place_(place),
+      comm_(comm),
+      engine_(options.isa, options.threads),
+      map_(layout_, place.first_shard, place.shard_count),
+      batches_(std::move(batches)) {
+  UseRecipe(recipe);
+}
+
+void Job::UseRecipe(const Recipe& recipe) {
+  updater_.reset();
+  in_force_ = std::make_unique<Recipe>(recipe);
+  updater_ = std::make_unique<Updater>(*in_force_, map_, context(), *batches_);
+}
+
+Status Job::StartFresh() {
+  state_ = InitialState(recipe_, map_);
+  return {};
+}
+
+Status Job::Seek(const RunReader& run, int64_t position) {
+  const Timeline timeline(run, layout_, engine_);
+  Result<State> sought = timeline.Seek(position, place_.first_shard, place_.shard_count);
+  RT_RETURN_IF_ERROR(AgreeOnStatus(comm_, sought.status()));
+  state_ = MakeRankState(map_);
+  state_.state = std::move(sought).value();
+  RT_RETURN_IF_ERROR(ShareReplicas(context(), map_, &state_));
+  RT_ASSIGN_OR_RETURN(const Digest digest, StateDigestNow());
+  const Digest expected = run.history().Find(position)->digest;
+  if (digest == expected) return {};
+  return DamagedError(fmt::format("{}@{}: rebuilt with digest {}, the ledger says {}", run.dir(),
+                                  position, digest.Hex(), expected.Hex()));
+}
+
+Result<Job::Step> Job::Advance(Script* script) {
+  Step step;
+  const int64_t update = position() + 1;
+  if (script != nullptr) {
+    RT_RETURN_IF_ERROR(script->EditState(update, *this, &step.edited));
+    if (step.edited) RT_RETURN_IF_ERROR(ShareReplicas(context(), map_, &state_));
+    RT_ASSIGN_OR_RETURN(const Recipe wanted, script->RecipeFor(update, recipe_));
+    if (PrintRecipe(wanted) != PrintRecipe(*in_force_)) UseRecipe(wanted);
+  }
+  updater_->pass().set_probe(probe_);
+  RT_ASSIGN_OR_RETURN(step.result, updater_->Run(&state_));
+  RT_ASSIGN_OR_RETURN(step.digest, StateDigestNow());
+  return step;
+}
+
+}  // namespace retrace

@@ -1,0 +1,100 @@
+// Job: all that one rank needs to live updates of a recipe: layout, topology, engine, batches, state.
+// Used by train, replay and experiments. Every rank of the job makes the same calls in the same
+// order. Not thread-safe.
+#ifndef RETRACE_REPLAY_JOB_H_
+#define RETRACE_REPLAY_JOB_H_
+
+#include <memory>
+#include <string>
+
+#include "core/recipe.h"
+#include "formats/run_dir.h"
+#include "replay/exchange.h"
+#include "replay/initial_state.h"
+#include "replay/timeline.h"
+#include "replay/update.h"
+
+namespace retrace {
+
+// How the work is carried; changes no bit.
+struct JobOptions {
+  int tp = 1, dp = 1;
+  int threads = 1;  // of each rank
+  Isa isa = BestIsa();
+};
+
+// What a run of updates changes before and during them; the default changes nothing. Interventions
+// implement it (surgery/).
+class Script {
+ public:
+  virtual ~Script() = default;
+
+  // Edits RUN@(k-1) just before update k; `edited` is set where anything changed.
+  virtual Status EditState(int64_t update, class Job& job, bool* edited) {
+    (void)update, (void)job, (void)edited;
+    return {};
+  }
+  // The recipe in force during update k. Errors: kUsage.
+  virtual Result<Recipe> RecipeFor(int64_t update, const Recipe& base) {
+    (void)update;
+    return base;
+  }
+};
+
+class Job {
+ public:
+  // Errors: kUsage (topology, dataset), kDamaged (dataset). Collective: all ranks fail together.
+  static Result<std::unique_ptr<Job>> Make(const Recipe& recipe, Comm& comm,
+                                           const JobOptions& options,
+                                           std::shared_ptr<const BatchSource> batches = nullptr);
+
+  // RUN@0 of the recipe.
+  Status StartFresh();
+  // RUN@k of a recording, proven by digest.
+  Status Seek(const RunReader& run, int64_t position);
+
+  // One update under the script; state and digest afterwards. The record of a halted update is
+  // returned too; the state is then that before it.
+  struct Step {
+    UpdateResult result;
+    Digest digest;        // of the state afterwards
+    bool edited = false;  // surgery touched the state before the update
+  };
+  Result<Step> Advance(Script* script = nullptr);
+
+  const Recipe& recipe() const { return recipe_; }
+  const Layout& layout() const { return layout_; }
+  const ParameterMap& map() const { return map_; }
+  const RankPlace& place() const { return place_; }
+  RankContext context() { return {place_, engine_, comm_}; }
+  Engine& engine() { return engine_; }
+  Comm& comm() { return comm_; }
+  const BatchSource& batches() const { return *batches_; }
+  RankState& state() { return state_; }
+  int64_t position() const { return state_.state.counters.position; }
+  Updater& updater() { return *updater_; }
+  Result<Digest> StateDigestNow() { return DigestAcrossRanks(context(), map_, state_); }
+  bool is_rank0() const { return comm_.rank() == 0; }
+  void set_probe(Probe* probe) { probe_ = probe; }
+
+ private:
+  Job(const Recipe& recipe, Layout layout, const RankPlace& place, Comm& comm,
+      const JobOptions& options, std::shared_ptr<const BatchSource> batches);
+  void UseRecipe(const Recipe& recipe);
+
+  const Recipe recipe_;  // the run's
+  const Layout layout_;
+  const RankPlace place_;
+  Comm& comm_;
+  Engine engine_;
+  const ParameterMap map_;
+  std::shared_ptr<const BatchSource> batches_;
+  RankState state_;
+  std::unique_ptr<Recipe> in_force_;  // of updater_
+  std::unique_ptr<Updater> updater_;
+  Probe* probe_ = nullptr;
+};
+
+}  // namespace retrace
+
+#endif  // RETRACE_REPLAY_JOB_H_

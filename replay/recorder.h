@@ -1,0 +1,66 @@
+// Recorder: decides what a run keeps of each update and has it written and committed. Used by train
+// and replay. One per rank; all ranks call it in step, after each update.
+//
+// The update pays one copy (RankWriter::Snapshot); compression, writing and the commit of update k
+// overlap update k+1. If storage falls behind, the call waits, and the record says how long.
+#ifndef RETRACE_REPLAY_RECORDER_H_
+#define RETRACE_REPLAY_RECORDER_H_
+
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "formats/rank_writer.h"
+#include "formats/run_dir.h"
+#include "replay/job.h"
+
+namespace retrace {
+
+enum class Keep { kNothing, kJournal, kKeyframe };
+
+// What the policy keeps of position k of a run that begins at `first`. The first state is always
+// kept, and so is what `store` says: a window's first state and every keyframe_every-th after it as
+// keyframes, the others as journals; every every-th position as a keyframe.
+Keep KeepOf(const StoreRecipe& store, int64_t position, int64_t first);
+
+class Recorder {
+ public:
+  // `writer` on rank 0 alone, nullptr elsewhere; it and `job` outlive the recorder. Collective.
+  static Result<std::unique_ptr<Recorder>> Make(Job& job, RunWriter* writer,
+                                                const std::string& run_dir);
+
+  // The job's present state as the run's first position.
+  Status RecordFirst(const Digest& digest);
+  // An update. `keep` is the same on all ranks.
+  Status Record(const Job::Step& step, double update_seconds, Keep keep);
+  // The present state, already a position of the run, as a keyframe.
+  Status KeepPresent(const Digest& digest, const std::string& record_json);
+  // Waits until all is durable.
+  Status Finish();
+
+  // Seconds that the last call waited for storage.
+  double stalled_seconds() const { return stalled_; }
+
+ private:
+  struct Pending {
+    StepCommit commit;
+    bool files = false;
+  };
+  Recorder(Job& job, RunWriter* writer) : job_(job), writer_(writer) {}
+  bool WritesFiles() const { return job_.place().dp_rank == 0; }
+  void Snapshot(int64_t position, Keep keep);
+  StepCommit CommitOf(const Digest& digest, std::string record) const;
+  Status Push(Pending pending);
+  Status Settle(Pending pending);
+
+  Job& job_;
+  RunWriter* writer_;
+  std::unique_ptr<RankWriter> rank_writer_;
+  std::deque<Pending> pending_;  // at most one with files, the last
+  bool undrained_ = false;       // a commit with files is on its way
+  double stalled_ = 0;
+};
+
+}  // namespace retrace
+
+#endif  // RETRACE_REPLAY_RECORDER_H_

@@ -1,0 +1,45 @@
+// Train: a recording made or continued. Used by `retrace train` and, for branches, by replay.
+#ifndef RETRACE_REPLAY_TRAIN_H_
+#define RETRACE_REPLAY_TRAIN_H_
+
+#include <functional>
+#include <string>
+
+#include "replay/job.h"
+#include "replay/record.h"
+#include "replay/recorder.h"
+
+namespace retrace {
+
+struct TrainOptions {
+  std::string run_dir;
+  bool resume = false;
+  int64_t until = -1;         // stop after this update; -1: the recipe's steps
+  std::string device, isa, libraries;  // for the manifest
+
+  // Rank 0 only. `stop` is asked at each update's boundary; `notice` gets sentences for the user;
+  // `started` learns where the job begins; `updated` each update's record.
+  std::function<bool()> stop;
+  std::function<void(const std::string&)> notice;
+  std::function<void(int64_t position, int64_t target)> started;
+  std::function<void(const UpdateRecord&, const Digest&)> updated;
+};
+
+enum class TrainEnd { kFinished, kStopped };
+
+// Runs in every rank of the job. A run that ends, is stopped, or halts at a non-finite value leaves
+// its last state kept, so it can be resumed and replayed.
+// Errors: of the recipe, dataset, store and ranks; kFailed where the run halted (it names the
+// tensor).
+Result<TrainEnd> Train(const Recipe& recipe, Comm& comm, const JobOptions& job_options,
+                       const TrainOptions& options);
+
+// The updates of a branch: from the job's present state, first position of `writer`'s run, to
+// `last`, under a script. Keeps every state.
+Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int64_t last,
+                    Script* script,
+                    const std::function<void(const UpdateRecord&, const Digest&)>& updated);
+
+}  // namespace retrace
+
+#endif  // RETRACE_REPLAY_TRAIN_H_

@@ -1,9 +1,9 @@
 // BuildDataset: text files to an indexed dataset, training a tokenizer on the way if none is given.
-// InspectDataset: what an indexed dataset holds. Used by `retrace data build` and `retrace data
-// inspect`. Invariants: the bytes written are a function of the text and the options; each document
-// ends in the tokenizer's eos; nothing appears under a final name unless it is complete; the order
-// is tokenizer, .bin, .idx. Not thread-safe (one build at a time per name is enforced by locks, see
-// pending_file.h).
+// InspectDataset: what an indexed dataset holds. Used by `retrace data build` and `inspect`.
+// Invariants: the bytes written are a function of the text and the options; each document ends in
+// the tokenizer's eos; nothing appears under a final name unless it is complete, and nothing at all
+// if the build fails; the order is .bin, .idx, then the trained tokenizer.
+// Not thread-safe (two builds of one name at a time are refused, see pending_file.h).
 #ifndef RETRACE_FORMATS_DATA_BUILD_H_
 #define RETRACE_FORMATS_DATA_BUILD_H_
 

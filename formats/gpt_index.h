@@ -1,12 +1,13 @@
 // GptSamples: the training samples of a Megatron GPTDataset, token for token: which T+1 tokens are
 // sample i of a split of an indexed dataset. Used by the update (batches), the recorder (digests of
-// the tokens) and `retrace data`. The three tables are those of megatron-core 0.19: the *document
-// index* (sequence ids, repeated once per epoch, shuffled), the *sample index* (where each sample
-// begins in that stream), the *shuffle index* (the order of samples). They are a function of
-// (sequence lengths, split, T, seed, samples planned) and are built once, by MT19937; no generator
-// state lives on. Invariants: consecutive samples of the unshuffled stream share one token (the
-// last label of one is the first token of the next). All positions are 64-bit. Thread-safety: const
-// after Create. Clause: 14.
+// the tokens) and the commands.
+// The three tables are those of megatron-core 0.19: the *document index* (sequence ids, repeated
+// once per epoch, shuffled), the *sample index* (where each sample begins in that stream), the
+// *shuffle index* (the order of samples). They are a function of (sequence lengths, split, T, seed,
+// samples planned) and are built once, by MT19937; no generator state lives on.
+// Invariants: consecutive samples of the unshuffled stream share one token (the last label of one
+// is the first token of the next). All positions are 64-bit.
+// Thread-safety: const after Create. Clause: 14.
 #ifndef RETRACE_FORMATS_GPT_INDEX_H_
 #define RETRACE_FORMATS_GPT_INDEX_H_
 

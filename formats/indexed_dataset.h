@@ -1,13 +1,14 @@
 // IndexedDataset: reader and writer of Megatron's indexed datasets, the pair PREFIX.bin (token ids
-// back to back) and PREFIX.idx (where each sequence starts; layout in formats/FORMAT.md). Used by
-// formats/gpt_index, formats/data_build and the commands.
+// back to back) and PREFIX.idx (header, sequence lengths, byte offsets, document boundaries; layout
+// in formats/FORMAT.md). Used by formats/gpt_index, formats/data_build and the commands.
 // Invariants of an open dataset: every field of the .idx was checked against the file sizes;
 // sequences lie in the .bin one after another without gap or overlap and fill it, as Megatron's
-// builder writes them (so a damaged length or offset can not go unnoticed). Sizes and offsets are
-// 64-bit throughout. Both files are memory-mapped and copied from; see mapped_file.h for files that
-// shrink while open. Errors: kDamaged for a file that breaks a rule, kUnsupported for
-// floating-point tokens. Thread-safety: a reader is const after Open; a writer belongs to one
-// thread. Clause: 14 (dataset identity).
+// builder writes them (so a damaged length or offset can not go unnoticed). 64-bit sizes
+// throughout.
+// Both files are memory-mapped and copied from; see mapped_file.h for files that shrink while open.
+// Errors: kDamaged for a file that breaks a rule, kUnsupported for floating-point tokens.
+// Thread-safety: a reader is const after Open; a writer belongs to one thread.
+// Clause: 14 (dataset identity).
 #ifndef RETRACE_FORMATS_INDEXED_DATASET_H_
 #define RETRACE_FORMATS_INDEXED_DATASET_H_
 

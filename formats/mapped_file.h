@@ -1,10 +1,11 @@
 // MappedFile: a file mapped into memory for reading, whole. Used by formats/indexed_dataset.
 // Invariants: the bytes [data, data + size_bytes) are those of the file as it was when opened,
 // unless another program writes into it. A replaced (renamed over) file does no harm: the map keeps
-// the old one. A file that another program *truncates* under a map kills whoever touches the lost
-// pages (SIGBUS): call CheckStillWhole() before each use and the access is refused instead. (A
-// window of about a microsecond remains between the check and the access. It is accepted: only a
-// signal handler, which a library must not install, or a copy of the whole file would close it.)
+// the old one.
+// A file that another program *truncates* under a map kills whoever touches the lost pages
+// (SIGBUS): call CheckStillWhole() before each use and the access is refused instead. A window of
+// about a microsecond remains between the check and the access. It is accepted: only a signal
+// handler, which a library must not install, or reading instead of mapping would close it.
 // Thread-safety: const after Open.
 #ifndef RETRACE_FORMATS_MAPPED_FILE_H_
 #define RETRACE_FORMATS_MAPPED_FILE_H_

@@ -5,10 +5,12 @@
 // entries of a dictionary, whose continuation lines are indented), once the document has
 // `min_document_bytes`. A document that grows beyond `max_document_bytes` ends at the next blank
 // line of any kind, beyond twice that at the next line end, beyond four times at the next
-// character. What changes in the text: CR LF becomes LF, a byte-order mark at the start is dropped,
-// blank lines at a document's ends are dropped, each maximal ill-formed byte sequence becomes
-// U+FFFD (counted). Invariants: documents are well-formed UTF-8 and not empty; memory is bounded by
-// a few documents. Not thread-safe.
+// character.
+// What changes in the text: CR LF becomes LF, a last line without an end gets one, a byte-order
+// mark at the start is dropped, blank lines at a document's ends are dropped and others emptied,
+// each maximal ill-formed byte sequence becomes U+FFFD (counted).
+// Invariants: documents are well-formed UTF-8 and not empty; memory is bounded by a few documents.
+// Not thread-safe.
 #ifndef RETRACE_FORMATS_TEXT_SOURCE_H_
 #define RETRACE_FORMATS_TEXT_SOURCE_H_
 

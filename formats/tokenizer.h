@@ -1,10 +1,10 @@
 // Tokenizer: text to token ids and back, by any SentencePiece model file; and the training of one.
-// Used by formats/data_build and `retrace data`.
+// Used by formats/data_build and the commands.
 // Invariants: training is a function of (text, options): no threads, no random sampling by the
 // library, no path or time in the model, so the same text gives the same bytes.
 // A damaged model file gives an error: what the library does not check itself is checked here
-// first. Thread-safety: const after Load. The library's messages are silenced for the whole
-// process.
+// first.
+// Thread-safety: const after Load. The library's messages are silenced for the whole process.
 #ifndef RETRACE_FORMATS_TOKENIZER_H_
 #define RETRACE_FORMATS_TOKENIZER_H_
 

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "tests/test_data.h"
+
 namespace retrace {
 namespace {
 
-std::string DataPath(const std::string& name) {
-  return std::string(RETRACE_SOURCE_DIR) + "/tests/data/dataset/" + name;
-}
+std::string DataPath(const std::string& name) { return TestData("dataset/" + name); }
 
 nlohmann::json ReadJson(const std::string& name) {
   return nlohmann::json::parse(std::ifstream(DataPath(name)));

@@ -11,15 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "tests/test_data.h"
+
 namespace retrace {
 namespace {
 
 namespace fs = std::filesystem;
 using Documents = std::vector<std::vector<int32_t>>;
 
-std::string DataPath(const std::string& name) {
-  return std::string(RETRACE_SOURCE_DIR) + "/tests/data/dataset/" + name;
-}
+std::string DataPath(const std::string& name) { return TestData("dataset/" + name); }
 
 std::string ReadAll(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -27,7 +27,8 @@ std::string ReadAll(const std::string& path) {
 }
 
 void WriteAll(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+  fs::remove(path);  // truncating instead makes some file systems flush
+  std::ofstream(path, std::ios::binary) << bytes;
 }
 
 class IndexedDatasetFiles : public testing::Test {

@@ -87,7 +87,7 @@ TEST(Tokenizer, AnyTextRoundTripsToTheByte) {
   }
   std::vector<int32_t> ids;
   ASSERT_TRUE(tokenizer->Encode(Corpus(), &ids).ok());
-  EXPECT_LT(ids.size(), Corpus().size() / 2);  // it has learnt something
+  EXPECT_LT(ids.size(), Corpus().size() * 2 / 3);  // it has learnt something
 }
 
 TEST(Tokenizer, TrainingTwiceGivesTheSameBytesAndOtherTextGivesOthers) {

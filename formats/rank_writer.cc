@@ -63,7 +63,7 @@ RankWriter::~RankWriter() = default;
 // rank so, before it wastes the disk.
 Status RankWriter::CheckAttempt() const {
   const std::string path = run_dir_ + "/" + kLockName;
-  const int64_t current = ReadLockAttempt(ops_, path);
+  RT_ASSIGN_OR_RETURN(const int64_t current, ReadLockAttempt(ops_, path));
   if (current == attempt_) return {};
   return FailedError(path + ": rank " + std::to_string(rank_) + " belongs to attempt " +
                      std::to_string(attempt_) + ", but the run is at attempt " +

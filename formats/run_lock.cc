@@ -106,10 +106,9 @@ Status RunLock::Announce(int64_t attempt) {
   return file_.Sync();  // so that ranks on other hosts see it
 }
 
-int64_t ReadLockAttempt(const FileOps& ops, const std::string& path) {
-  const Result<Bytes> text = ops.Read(path);
-  if (!text.ok()) return 0;
-  const std::optional<LockHolder> holder = ParseLock(text->view());
+Result<int64_t> ReadLockAttempt(const FileOps& ops, const std::string& path) {
+  RT_ASSIGN_OR_RETURN(const Bytes text, ops.Read(path));
+  const std::optional<LockHolder> holder = ParseLock(text.view());
   return holder ? holder->attempt : 0;
 }
 

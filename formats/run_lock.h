@@ -46,8 +46,8 @@ class RunLock {
   bool announced_ = false;
 };
 
-// The attempt that the lock names; 0: free, or being written.
-int64_t ReadLockAttempt(const FileOps& ops, const std::string& path);
+// The attempt that the lock names; 0: free, or being written. Errors: kFailed.
+Result<int64_t> ReadLockAttempt(const FileOps& ops, const std::string& path);
 
 }  // namespace retrace
 

@@ -10,7 +10,7 @@ struct Avx2Float {
   using T = float;
   using V = __m256;
   static constexpr int kLanes = 8, kVectors = 2, kTileRows = 6;
-  static constexpr int64_t kPackRowsMin = 48, kPackColsMin = 128;
+  static constexpr int64_t kPackRowsMin = 48;
 
   RT_INLINE V Zero() { return _mm256_setzero_ps(); }
   RT_INLINE V Load(const T* p) { return _mm256_loadu_ps(p); }
@@ -32,7 +32,7 @@ struct Avx2Double {
   using T = double;
   using V = __m256d;
   static constexpr int kLanes = 4, kVectors = 2, kTileRows = 6;
-  static constexpr int64_t kPackRowsMin = 48, kPackColsMin = 64;
+  static constexpr int64_t kPackRowsMin = 48;
 
   RT_INLINE V Zero() { return _mm256_setzero_pd(); }
   RT_INLINE V Load(const T* p) { return _mm256_loadu_pd(p); }

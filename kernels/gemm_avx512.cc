@@ -11,7 +11,7 @@ struct Avx512Float {
   using T = float;
   using V = __m512;
   static constexpr int kLanes = 16, kVectors = 2, kTileRows = 14;
-  static constexpr int64_t kPackRowsMin = 56, kPackColsMin = 64;
+  static constexpr int64_t kPackRowsMin = 56;
 
   RT_INLINE V Zero() { return _mm512_setzero_ps(); }
   RT_INLINE V Load(const T* p) { return _mm512_loadu_ps(p); }
@@ -35,7 +35,7 @@ struct Avx512Double {
   using T = double;
   using V = __m512d;
   static constexpr int kLanes = 8, kVectors = 2, kTileRows = 14;
-  static constexpr int64_t kPackRowsMin = 56, kPackColsMin = 32;
+  static constexpr int64_t kPackRowsMin = 56;
 
   RT_INLINE V Zero() { return _mm512_setzero_pd(); }
   RT_INLINE V Load(const T* p) { return _mm512_loadu_pd(p); }

@@ -118,30 +118,43 @@ namespace {
 template <int kWidth, class T>
 void PackPanels(const T* src, int64_t n_stride, int64_t k_stride, int64_t n, int64_t k, T* dst) {
   constexpr int64_t kBlock = 32 / sizeof(T);
-  for (int64_t panel = 0; panel < n; panel += kWidth, src += kWidth * n_stride, dst += kWidth * k) {
-    const int64_t width = n - panel < kWidth ? n - panel : kWidth;
-    if (n_stride == 1 && width == kWidth) {
-      for (int64_t q = 0; q < k; ++q) {
-        __builtin_memcpy(dst + q * kWidth, src + q * k_stride, kWidth * sizeof(T));
+  int64_t packed = 0;
+  if (n_stride == 1) {
+    packed = n / kWidth * kWidth;
+    // A few rows at a time, along them: whole columns of a matrix whose row stride is a power of
+    // two fall into one set of the cache.
+    constexpr int64_t kRowsAtATime = 4;
+    for (int64_t q0 = 0; q0 < k; q0 += kRowsAtATime) {
+      const int64_t q1 = k - q0 < kRowsAtATime ? k : q0 + kRowsAtATime;
+      for (int64_t i = 0; i < packed; i += kWidth) {
+        for (int64_t q = q0; q < q1; ++q) {
+          __builtin_memcpy(dst + i * k + q * kWidth, src + i + q * k_stride, kWidth * sizeof(T));
+        }
       }
-    } else if (k_stride == 1 && k >= kBlock) {
-      // Ascending in q, because a panel narrower than a block spills over into the next q. The last
-      // blocks of either direction overlap the ones before instead of being short.
-      for (int64_t q = 0; q < k; q += kBlock) {
-        const int64_t q0 = q < k - kBlock ? q : k - kBlock;
-        for (int64_t i = 0; i < width; i += kBlock) {
-          const int64_t i0 = i + kBlock <= kWidth ? i : kWidth < kBlock ? 0 : kWidth - kBlock;
-          // A narrow last panel may end before i0.
-          const int64_t row = i0 < width ? i0 : width - 1;
-          TransposeBlock(src + row * n_stride + q0, n_stride, width - row, dst + q0 * kWidth + i0,
+    }
+  } else if (k_stride == 1 && k >= kBlock) {
+    for (; packed < n; packed += kWidth) {
+      const int64_t width = n - packed < kWidth ? n - packed : kWidth;
+      const T* from = src + packed * n_stride;
+      T* to = dst + packed * k;
+      // The last blocks of either direction overlap the ones before instead of being short. A panel
+      // narrower than a block spills over into its next q, so q ascends.
+      for (int64_t i = 0; i < kWidth; i += kBlock) {
+        const int64_t lane = i + kBlock <= kWidth ? i : kWidth < kBlock ? 0 : kWidth - kBlock;
+        const int64_t row = lane < width ? lane : width - 1;
+        for (int64_t q = 0; q < k; q += kBlock) {
+          const int64_t q0 = q < k - kBlock ? q : k - kBlock;
+          TransposeBlock(from + row * n_stride + q0, n_stride, width - row, to + q0 * kWidth + lane,
                          kWidth);
         }
       }
-    } else {
-      for (int64_t q = 0; q < k; ++q) {
-        for (int64_t i = 0; i < kWidth; ++i) {
-          dst[q * kWidth + i] = i < width ? src[i * n_stride + q * k_stride] : T{0};
-        }
+    }
+  }
+  for (; packed < n; packed += kWidth) {
+    for (int64_t q = 0; q < k; ++q) {
+      for (int64_t lane = 0; lane < kWidth; ++lane) {
+        const int64_t i = packed + lane;
+        dst[packed * k + q * kWidth + lane] = i < n ? src[i * n_stride + q * k_stride] : T{0};
       }
     }
   }
@@ -233,23 +246,19 @@ void FinishTile(const T* chains, int64_t rows, int64_t cols, const Finish<T>& fi
   }
 }
 
-// Sizes of what is packed at a time, in elements: a block of A stays in the second-level cache
-// while all panels of B pass, a panel of B in the first while the block's rows pass. Chosen by
-// measurement; no size can change a bit.
+// Sizes of what is packed at a time, in elements: a strip of B stays in the second-level cache
+// while all rows of A pass, with room for the rows themselves. Chosen by measurement; no size can
+// change a bit.
 template <class S>
 struct Blocking {
   using T = typename S::T;
   static constexpr int64_t kTileCols = S::kVectors * S::kLanes;
-  static constexpr int64_t kPackedA = (int64_t{160} << 10) / sizeof(T);
-  static constexpr int64_t kPackedB = (int64_t{1} << 20) / sizeof(T);
-  static constexpr int64_t kPartials = (int64_t{2} << 20) / sizeof(T);
+  static constexpr int64_t kPackedA = (int64_t{64} << 10) / sizeof(T);
+  static constexpr int64_t kPackedB = (int64_t{256} << 10) / sizeof(T);
+  static constexpr int64_t kPartials = (int64_t{512} << 10) / sizeof(T);
   static constexpr int64_t kSlack = 64 / sizeof(T);  // PackPanels writes a little too far
   static constexpr int64_t kWorkspaceBytes =
       (kPackedA + kPackedB + kPartials + 2 * kSlack) * sizeof(T);
-
-  // Packing costs about one pass over the operand; below these it costs more than it saves.
-  static constexpr int64_t kPackRowsMin = S::kPackRowsMin;  // of A, for packing B
-  static constexpr int64_t kPackColsMin = S::kPackColsMin;  // of B, for packing A
 };
 
 // An operand as the tiles read it: panels of tile height or width, packed or in place.
@@ -261,30 +270,29 @@ struct Panels {
   int64_t k_stride;
 };
 
-// C[rows, cols] for one block of k, all of A's rows given as panels.
+// C[rows, cols] for one block of k, from panels. The panel of A is the outer one: it stays in the
+// first-level cache while the panels of B stream from the second, and rows of C are written along.
 template <class S, bool kPackedA, class T = typename S::T>
 void ComputeBlock(int64_t rows, int64_t cols, int64_t k, const Panels<T>& a, const Panels<T>& b,
-                  const Panels<T>& b_last, Finish<T> finish) {
+                  const Panels<T>& b_last, const Finish<T>& finish) {
   constexpr int64_t kRows = S::kTileRows, kCols = Blocking<S>::kTileCols;
-  const bool plain = finish.first && finish.last && !finish.add && !finish.round;
-  const TileFunction<T> whole = ComputeTile<S, S::kTileRows, kPackedA>;
-  const TileFunction<T> rest =
-      TileFunctionFor<S, kPackedA>(rows % kRows == 0 ? kRows : rows % kRows);
+  T* const out = finish.last ? finish.c : finish.partial;
+  const int64_t out_stride = finish.last ? finish.c_stride : finish.partial_stride;
+  const bool as_is = finish.first && !(finish.last && (finish.add || finish.round));
   alignas(64) T tile[kRows * kCols];
-  for (int64_t j = 0; j < cols; j += kCols) {
-    const int64_t width = cols - j < kCols ? cols - j : kCols;
-    const Panels<T>& b_in = width < kCols ? b_last : b;
-    const T* b_panel = b_in.data + (width < kCols ? 0 : j * b_in.panel_step);
-    for (int64_t i = 0; i < rows; i += kRows) {
-      const int64_t height = rows - i < kRows ? rows - i : kRows;
-      const T* a_panel = a.data + i * a.panel_step;
-      const bool direct = width == kCols && (plain || (finish.first && !finish.last));
-      T* to = finish.last ? finish.c + i * finish.c_stride + j
-                          : finish.partial + i * finish.partial_stride + j;
-      const int64_t to_stride = finish.last ? finish.c_stride : finish.partial_stride;
-      (height == kRows ? whole : rest)(k, a_panel, a.row_stride, a.k_stride, b_panel, b_in.k_stride,
-                                       direct ? to : tile, direct ? to_stride : kCols);
-      if (!direct) {
+  for (int64_t i = 0; i < rows; i += kRows) {
+    const int64_t height = rows - i < kRows ? rows - i : kRows;
+    const TileFunction<T> compute = TileFunctionFor<S, kPackedA>(height);
+    const T* a_panel = a.data + i * a.panel_step;
+    for (int64_t j = 0; j < cols; j += kCols) {
+      const int64_t width = cols - j < kCols ? cols - j : kCols;
+      const T* b_panel = width < kCols ? b_last.data : b.data + j * b.panel_step;
+      const int64_t b_stride = width < kCols ? b_last.k_stride : b.k_stride;
+      if (as_is && width == kCols) {
+        compute(k, a_panel, a.row_stride, a.k_stride, b_panel, b_stride, out + i * out_stride + j,
+                out_stride);
+      } else {
+        compute(k, a_panel, a.row_stride, a.k_stride, b_panel, b_stride, tile, kCols);
         Finish<T> here = finish;
         here.partial += i * finish.partial_stride + j;
         here.c += i * finish.c_stride + j;
@@ -304,7 +312,7 @@ void MultiplyBlock(const GemmArgs<T>& g, const Region& r, int64_t k_begin, int64
   const T* b = g.b + k_begin * g.b_row_stride + r.col_begin * g.b_col_stride;
   const T* a = g.a + r.row_begin * g.a_row_stride + k_begin * g.a_col_stride;
 
-  const bool pack_b = g.b_col_stride != 1 || rows >= Sizes::kPackRowsMin;
+  const bool pack_b = g.b_col_stride != 1 || rows >= S::kPackRowsMin;
   const int64_t whole_cols = cols / kCols * kCols;
   Panels<T> b_panels{b, 1, 0, g.b_row_stride}, b_last{packed_b, k, 0, kCols};
   if (pack_b) {
@@ -315,9 +323,15 @@ void MultiplyBlock(const GemmArgs<T>& g, const Region& r, int64_t k_begin, int64
     PackPanels<kCols>(b + whole_cols, 1, g.b_row_stride, cols - whole_cols, k, packed_b);
   }
 
-  if (cols < Sizes::kPackColsMin && g.a_row_stride != 1) {
-    ComputeBlock<S, false>(rows, cols, k, {a, g.a_row_stride, g.a_row_stride, g.a_col_stride},
-                           b_panels, b_last, finish);
+  // Rows of A are read in place, a tile's few of them stay cached; columns would be scattered, and
+  // so would be more rows than a set of the first-level cache holds, where they all fall into one
+  // set.
+  constexpr int64_t kWays = 8, kWayBytes = 4096;
+  const bool one_set =
+      kRows > kWays && g.a_row_stride * static_cast<int64_t>(sizeof(T)) % kWayBytes == 0;
+  if (g.a_col_stride == 1 && !one_set) {
+    ComputeBlock<S, false>(rows, cols, k, {a, g.a_row_stride, g.a_row_stride, 1}, b_panels, b_last,
+                           finish);
     return;
   }
   const int64_t rows_step = Sizes::kPackedA / (k > 64 ? k : 64) / kRows * kRows;

@@ -3,8 +3,6 @@
 namespace retrace::gemm_internal {
 namespace {
 
-#define RT_INLINE [[gnu::always_inline]] static inline
-
 // 12 of the 16 registers hold sums; 2 hold a row of B, 1 an element of A.
 struct Avx2Float {
   using T = float;
@@ -40,7 +38,7 @@ struct Avx2Double {
   RT_INLINE V Broadcast(const T* p) { return _mm256_broadcast_sd(p); }
   RT_INLINE V Add(V x, V y) { return _mm256_add_pd(x, y); }
   RT_INLINE V MultiplyAdd(V x, V y, V sum) { return _mm256_fmadd_pd(x, y, sum); }
-  RT_INLINE V ToBf16(V v) { return v; }  // never asked for: gemm.cc checks
+  RT_INLINE V ToBf16(V v) { return v; }  // never asked for
 };
 
 }  // namespace

@@ -3,8 +3,6 @@
 namespace retrace::gemm_internal {
 namespace {
 
-#define RT_INLINE [[gnu::always_inline]] static inline
-
 // 28 of the 32 registers hold sums; 2 hold a row of B; elements of A are broadcast by the fused
 // multiply-add as it loads them.
 struct Avx512Float {
@@ -43,7 +41,7 @@ struct Avx512Double {
   RT_INLINE V Broadcast(const T* p) { return _mm512_set1_pd(*p); }
   RT_INLINE V Add(V x, V y) { return _mm512_add_pd(x, y); }
   RT_INLINE V MultiplyAdd(V x, V y, V sum) { return _mm512_fmadd_pd(x, y, sum); }
-  RT_INLINE V ToBf16(V v) { return v; }  // never asked for: gemm.cc checks
+  RT_INLINE V ToBf16(V v) { return v; }  // never asked for
 };
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/scalar_math.h"
 #include "kernels/gemm.h"
 
 #if defined(__AVX2__)
@@ -43,24 +44,15 @@ extern const Kernel<double> kDoubleScalar, kDoubleAvx2, kDoubleAvx512;
 
 namespace {
 
-// To the nearest BF16, ties to even, kept as a float; every NaN becomes 0x7fc00000.
-[[gnu::always_inline]] inline float RoundToBf16(float value) {
-  uint32_t bits = __builtin_bit_cast(uint32_t, value);
-  if (value != value) {
-    bits = 0x7fc00000u;
-  } else {
-    bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-  }
-  return __builtin_bit_cast(float, bits);
-}
-[[gnu::always_inline]] inline double RoundToBf16(double value) { return value; }  // never asked for
+RT_INLINE float ToBf16(float value) { return math::RoundToBf16(value); }
+RT_INLINE double ToBf16(double value) { return value; }  // never asked for: gemm.cc checks
 
 #if defined(__AVX2__)
 
 // Transposes a block of 8×8 floats (4×4 doubles) of a matrix with unit column stride: dst row q
 // gets column q of src. Rows from `rows` on repeat the last one, so nothing outside of src is read.
-[[gnu::always_inline]] inline void TransposeBlock(const float* src, int64_t row_stride,
-                                                  int64_t rows, float* dst, int64_t dst_stride) {
+RT_INLINE void TransposeBlock(const float* src, int64_t row_stride, int64_t rows, float* dst,
+                              int64_t dst_stride) {
   __m256 in[8], pairs[8], fours[8];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
@@ -89,8 +81,8 @@ namespace {
   }
 }
 
-[[gnu::always_inline]] inline void TransposeBlock(const double* src, int64_t row_stride,
-                                                  int64_t rows, double* dst, int64_t dst_stride) {
+RT_INLINE void TransposeBlock(const double* src, int64_t row_stride, int64_t rows, double* dst,
+                              int64_t dst_stride) {
   __m256d in[4], pairs[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
@@ -238,7 +230,7 @@ void FinishTile(const T* chains, int64_t rows, int64_t cols, const Finish<T>& fi
       T value = chains[j];
       if (!finish.first) value = partial[j] + value;
       if (finish.last) {
-        if (finish.round) value = RoundToBf16(value);
+        if (finish.round) value = ToBf16(value);
         if (finish.add) value = c[j] + value;
       }
       (finish.last ? c : partial)[j] = value;

@@ -7,7 +7,7 @@ namespace retrace::gemm_internal {
 namespace {
 
 template <class T>
-[[gnu::always_inline]] inline T Product(const GemmArgs<T>& g, int64_t i, int64_t j) {
+RT_INLINE T Product(const GemmArgs<T>& g, int64_t i, int64_t j) {
   const T* a = g.a + i * g.a_row_stride;
   const T* b = g.b + j * g.b_col_stride;
   T sum = 0;
@@ -23,11 +23,11 @@ template <class T>
 }
 
 template <class T>
-[[gnu::always_inline]] inline void RegionLoop(const GemmArgs<T>& g, const Region& region) {
+RT_INLINE void RegionLoop(const GemmArgs<T>& g, const Region& region) {
   for (int64_t i = region.row_begin; i < region.row_end; ++i) {
     for (int64_t j = region.col_begin; j < region.col_end; ++j) {
       T product = Product(g, i, j);
-      if (g.round == Rounding::kBf16) product = RoundToBf16(product);
+      if (g.round == Rounding::kBf16) product = ToBf16(product);
       T& c = g.c[i * g.c_row_stride + j];
       c = g.add ? c + product : product;
     }

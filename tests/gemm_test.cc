@@ -267,7 +267,7 @@ TYPED_TEST_SUITE(GemmOf, Types);
 TYPED_TEST(GemmOf, EveryShapeHasTheBitsOfTheDefinition) {
   size_t turn = 0;
   for (const Shape& shape : kShapes) {
-    for (size_t i = 0; i < 4; ++i, ++turn) {  // all pairs of layouts pass by in turn
+    for (size_t i = 0; i < 3; ++i, ++turn) {  // all pairs of layouts pass by in turn
       ExpectDefinition<TypeParam>(shape, kLayouts[turn % 6], kLayouts[turn / 6 % 6], turn % 2 == 1,
                                   this->pools_);
       if (this->HasFatalFailure()) return;
@@ -276,7 +276,8 @@ TYPED_TEST(GemmOf, EveryShapeHasTheBitsOfTheDefinition) {
 }
 
 TYPED_TEST(GemmOf, EveryPairOfLayoutsHasTheBitsOfTheDefinition) {
-  for (const Shape& shape : {Shape{50, 35, 260}, Shape{9, 70, 20}}) {
+  // (The last has rows that fall into one set of the first-level cache.)
+  for (const Shape& shape : {Shape{50, 35, 260}, Shape{9, 70, 20}, Shape{15, 5, 1024}}) {
     for (Layout a_layout : kLayouts) {
       for (Layout b_layout : kLayouts) {
         ExpectDefinition<TypeParam>(shape, a_layout, b_layout, false, this->pools_);

@@ -57,6 +57,25 @@ def evaluate(coefficients, x):
     return total
 
 
+FIXED_BITS = 200  # fixed point: far faster than mpf, and finer than any target here needs
+
+
+def to_fixed(value):
+    return int(mp.nint(mp.ldexp(value, FIXED_BITS)))
+
+
+def evaluate_on_grid(coefficients, fixed_grid):
+    """The polynomial at each grid point."""
+    fixed = [to_fixed(c) for c in reversed(coefficients)]
+    results = []
+    for x in fixed_grid:
+        total = 0
+        for c in fixed:
+            total = (total * x >> FIXED_BITS) + c
+        results.append(mp.ldexp(mpf(total), -FIXED_BITS))
+    return results
+
+
 def alternating_extrema(errors, wanted):
     """Indices of the largest error in each run of one sign, cut to `wanted` from the weaker end."""
     picks = []
@@ -76,6 +95,7 @@ def minimax(target, weight, low, high, terms):
     grid = chebyshev_grid(mpf(low), mpf(high))
     values = [target(x) for x in grid]
     weights = [weight(x) for x in grid]
+    fixed_grid = [to_fixed(x) for x in grid]
     reference = [round((i + 0.5) * GRID_POINTS / (terms + 1)) for i in range(terms + 1)]
     for _ in range(60):
         matrix, right = mp.matrix(terms + 1, terms + 1), mp.matrix(terms + 1, 1)
@@ -86,7 +106,8 @@ def minimax(target, weight, low, high, terms):
             right[row] = values[g]
         solution = mp.lu_solve(matrix, right)
         coefficients = [solution[i] for i in range(terms)]
-        errors = [w * (v - evaluate(coefficients, x)) for x, v, w in zip(grid, values, weights)]
+        fitted = evaluate_on_grid(coefficients, fixed_grid)
+        errors = [w * (v - f) for f, v, w in zip(fitted, values, weights)]
         level, largest = abs(solution[terms]), max(abs(e) for e in errors)
         if largest <= level * (1 + mpf(10) ** -6):
             return coefficients, largest, (grid, values, weights)
@@ -160,27 +181,8 @@ def two_over_pi_words():
     return lines
 
 
-def circular_tail(odd, z, start):
-    """sum over k >= start of (-1)^k z^(k - start) / (2k + odd)!: of cos (odd = 0) or sin (odd = 1)."""
-    total, k, term = mpf(0), start, None
-    while term is None or abs(term) > mpf(10) ** -48:
-        term = (-1) ** k * z ** (k - start) / mp.factorial(2 * k + odd)
-        total += term
-        k += 1
-    return total
-
-
-def exp_tail(r):
-    """(exp(r) - 1 - r) / r^2 without cancellation."""
-    total, k, term = mpf(0), 2, None
-    while term is None or abs(term) > mpf(10) ** -48:
-        term = r ** (k - 2) / mp.factorial(k)
-        total += term
-        k += 1
-    return total
-
-
 def with_digits(digits, f):
+    """f evaluated in more digits, for formulas that cancel."""
     def wrapped(x):
         with mp.workdps(digits):
             return f(x)
@@ -197,6 +199,9 @@ def polynomials():
     tanh_tail = with_digits(90, lambda z: (mp.tanh(mp.sqrt(z)) / mp.sqrt(z) - 1) / z)
     tanh_weight = lambda z: z * mp.sqrt(z) / mp.tanh(mp.sqrt(z))
     tiny = mpf(10) ** -8
+    exp_tail = with_digits(90, lambda r: (mp.exp(r) - 1 - r) / r**2)
+    sin_tail = with_digits(90, lambda z: (mp.sin(mp.sqrt(z)) / mp.sqrt(z) - 1) / z)
+    cos_tail = with_digits(90, lambda z: (mp.cos(mp.sqrt(z)) - 1 + z / 2) / z**2)
     exp_weight = lambda r: r * r * mp.exp(-r)
     exp_text = "q of exp(x) = 1 + x + x^2 q(x)"
     tanh_text = "p of tanh(t) = t + t^3 p(x), x = t^2"
@@ -209,11 +214,10 @@ def polynomials():
         polynomial("LOG64", "p of log((1+s)/(1-s)) = 2 s + s x p(x), x = s^2", log_s_tail,
                    lambda z: z / 2, tiny, s_max**2, 8, False),
         polynomial("TANH64", tanh_text, tanh_tail, tanh_weight, tiny, mpf("0.25") ** 2, 8, False),
-        polynomial("SIN64", "p of sin(t) = t + t^3 p(x), x = t^2", lambda z: circular_tail(1, z, 1),
+        polynomial("SIN64", "p of sin(t) = t + t^3 p(x), x = t^2", sin_tail,
                    lambda z: z * mp.sqrt(z) / mp.sin(mp.sqrt(z)), tiny, pi_4**2, 7, False),
-        polynomial("COS64", "p of cos(t) = 1 - x/2 + x^2 p(x), x = t^2",
-                   lambda z: circular_tail(0, z, 2), lambda z: z * z / mp.cos(mp.sqrt(z)), tiny,
-                   pi_4**2, 6, False),
+        polynomial("COS64", "p of cos(t) = 1 - x/2 + x^2 p(x), x = t^2", cos_tail,
+                   lambda z: z * z / mp.cos(mp.sqrt(z)), tiny, pi_4**2, 6, False),
     ]
 
 

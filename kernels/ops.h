@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "core/scalar_math.h"
 #include "kernels/isa.h"
 #include "kernels/rounding.h"
 
@@ -115,9 +116,19 @@ struct RopeArgs {
 struct VisibleKeys {
   int64_t first, last;
 };
-inline VisibleKeys Visible(int64_t query, int64_t window) {
+RT_HD RT_INLINE VisibleKeys Visible(int64_t query, int64_t window) {
   const int64_t first = window > 0 && query - window + 1 > 0 ? query - window + 1 : 0;
   return {first, query + 1};
+}
+// The part of the block [key_first, key_first + keys) that a query sees, relative to key_first;
+// {0, 0} where it sees none.
+RT_HD RT_INLINE VisibleKeys VisibleInBlock(int64_t query, int64_t window, int64_t key_first,
+                                           int64_t keys) {
+  VisibleKeys seen = Visible(query, window);
+  seen.first = seen.first < key_first ? 0 : seen.first - key_first;
+  seen.last = seen.last - key_first < keys ? seen.last - key_first : keys;
+  if (seen.first >= seen.last) seen = {0, 0};
+  return seen;
 }
 
 // Computes   s = round_scores(s*scale) if scale != 1; m = max; e = ExpCut(s - m); l = sum(e);
@@ -227,6 +238,14 @@ struct RowDivideArgs {
   const T* l;
   int64_t n, stride;
   Rounding round;
+};
+
+// The constants of gelu, rounded once to T.
+template <class T>
+struct GeluConstants {
+  static constexpr T k = static_cast<T>(0.79788456080286535587989211986876);  // sqrt(2/pi)
+  static constexpr T c = static_cast<T>(0.044715);
+  static constexpr T c3 = static_cast<T>(0.134145);  // 3c
 };
 
 // Computes   a = round_product(round_gelu(gelu(g)) * u), gelu(t) = (0.5*t) * (1 + tanh(k*(t + c*t^3)))

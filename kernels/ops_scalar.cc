@@ -1,9 +1,9 @@
 // The op table in code: plain loops in FP32 and FP64. The vector files must give these bits.
 #include <cstring>
-#include <type_traits>
 
 #include "core/scalar_math.h"
 #include "kernels/ops.h"
+#include "kernels/ops_isa.h"
 
 namespace retrace {
 namespace {
@@ -176,17 +176,6 @@ void SoftmaxBackward(const SoftmaxBackwardArgs<T>& a, int64_t first, int64_t las
   }
 }
 
-// The part of the block [key_first, key_first + keys) that query i sees, relative to key_first.
-VisibleKeys VisibleInBlock(int64_t query, int64_t window, int64_t key_first, int64_t keys) {
-  VisibleKeys seen = Visible(query, window);
-  seen.first = seen.first < key_first ? 0 : seen.first - key_first;
-  seen.last = seen.last - key_first;
-  if (seen.last > keys) seen.last = keys;
-  if (seen.first > seen.last) seen.first = seen.last;
-  if (seen.last <= 0) seen = {0, 0};
-  return seen;
-}
-
 template <class T>
 void OnlineSoftmax(const OnlineSoftmaxArgs<T>& a, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) {
@@ -263,13 +252,6 @@ void RowDivide(const RowDivideArgs<T>& a, int64_t first, int64_t last) {
     }
   }
 }
-
-template <class T>
-struct GeluConstants {
-  static constexpr T k = static_cast<T>(0.79788456080286535587989211986876);  // sqrt(2/pi)
-  static constexpr T c = static_cast<T>(0.044715);
-  static constexpr T c3 = static_cast<T>(0.134145);  // 3c
-};
 
 template <class T>
 T GeluTanh(T t) {
@@ -374,7 +356,7 @@ void Add(const AddArgs<T>& a, int64_t first, int64_t last) {
 }
 
 template <class T>
-constexpr OpTable<T> kScalarOps = {
+constexpr OpTable<T> kTable = {
     .embed = Embed<T>,
     .embed_backward = EmbedBackward<T>,
     .rms_norm = RmsNorm<T>,
@@ -402,14 +384,7 @@ constexpr OpTable<T> kScalarOps = {
 
 }  // namespace
 
-template <>
-const OpTable<float>& Ops<float>(Isa) {
-  return kScalarOps<float>;
-}
-
-template <>
-const OpTable<double>& Ops<double>(Isa) {
-  return kScalarOps<double>;
-}
+const OpTable<float> kScalarOps = kTable<float>;
+const OpTable<double> kScalarOps64 = kTable<double>;
 
 }  // namespace retrace

@@ -1,5 +1,3 @@
-#include "cmd/data.h"
-
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -11,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "cmd/commands.h"
+#include "cmd/console.h"
 #include "formats/data_build.h"
 
 namespace retrace {
@@ -30,11 +30,6 @@ constexpr char kInspectExamples[] = R"(Examples:
   retrace data inspect gcide
   retrace data inspect gcide --tokenizer gcide.model --first 1 --tokens 64
 Every token is read. Exit code 3: the files are damaged.)";
-
-[[noreturn]] void Fail(const Status& status) {
-  fmt::print(stderr, "retrace: {}\n", status.message());
-  throw CLI::RuntimeError(static_cast<int>(status.code()));
-}
 
 // One line on a terminal, rewritten in place; nothing elsewhere.
 class ProgressLine {

@@ -1,16 +1,32 @@
 // The program `retrace`: parses the command line and calls one command. Exit codes as in
-// core/status.h.
+// core/status.h; 1 means "differs".
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 
-#include "cmd/data.h"
+#include "cmd/commands.h"
 #include "core/status.h"
 #include "core/version.h"
+#include "kernels/isa.h"
+
+namespace {
+
+std::string VersionText() {
+  return fmt::format("retrace {}\nnumerics          {}\nformat            {}\n"
+                     "instruction set   {}\nplug-ins          {}",
+                     retrace::kVersion, retrace::kNumericsId, retrace::kFormatId,
+                     retrace::IsaName(retrace::BestIsa()), "none");
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("A record-and-replay debugger for language-model training", "retrace");
-  app.set_version_flag("--version", std::string("retrace ") + retrace::kVersion);
+  app.set_version_flag("--version", VersionText());
   app.require_subcommand(1);
   retrace::AddDataCommand(app);
+  retrace::AddTrainCommand(app);
+  retrace::AddReplayCommand(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& error) {

@@ -60,15 +60,20 @@ Status Job::Seek(const RunReader& run, int64_t position) {
                                   position, digest.Hex(), expected.Hex()));
 }
 
+Result<bool> Job::Edit(Script* script) {
+  bool edited = false;
+  if (script == nullptr) return edited;
+  RT_RETURN_IF_ERROR(script->EditState(position() + 1, *this, &edited));
+  if (edited) RT_RETURN_IF_ERROR(ShareReplicas(context(), map_, &state_));
+  return edited;
+}
+
 Result<Job::Step> Job::Advance(Script* script) {
-  Step step;
-  const int64_t update = position() + 1;
   if (script != nullptr) {
-    RT_RETURN_IF_ERROR(script->EditState(update, *this, &step.edited));
-    if (step.edited) RT_RETURN_IF_ERROR(ShareReplicas(context(), map_, &state_));
-    RT_ASSIGN_OR_RETURN(const Recipe wanted, script->RecipeFor(update, recipe_));
+    RT_ASSIGN_OR_RETURN(const Recipe wanted, script->RecipeFor(position() + 1, recipe_));
     if (PrintRecipe(wanted) != PrintRecipe(*in_force_)) UseRecipe(wanted);
   }
+  Step step;
   updater_->pass().set_probe(probe_);
   RT_ASSIGN_OR_RETURN(step.result, updater_->Run(&state_));
   RT_ASSIGN_OR_RETURN(step.digest, StateDigestNow());

@@ -53,12 +53,14 @@ class Job {
   // RUN@k of a recording, proven by digest.
   Status Seek(const RunReader& run, int64_t position);
 
-  // One update under the script; state and digest afterwards. The record of a halted update is
-  // returned too; the state is then that before it.
+  // The script's edit of the present state, just before the next update. -> whether it edited.
+  Result<bool> Edit(Script* script);
+
+  // One update, under the recipe that the script has in force; state and digest afterwards. The
+  // record of a halted update is returned too; the state is then that before it.
   struct Step {
     UpdateResult result;
-    Digest digest;        // of the state afterwards
-    bool edited = false;  // surgery touched the state before the update
+    Digest digest;  // of the state afterwards
   };
   Result<Step> Advance(Script* script = nullptr);
 

@@ -131,12 +131,14 @@ Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int
                     const std::function<void(const UpdateRecord&, const Digest&)>& updated) {
   RT_ASSIGN_OR_RETURN(const std::unique_ptr<Recorder> recorder,
                       Recorder::Make(job, writer, run_dir));
+  RT_ASSIGN_OR_RETURN(bool edited, job.Edit(script));
   RT_ASSIGN_OR_RETURN(const Digest first, job.StateDigestNow());
   RT_RETURN_IF_ERROR(recorder->RecordFirst(first));
-  const int64_t begin_position = job.position();
-  const StoreRecipe store = {.window_first = begin_position,
-                             .window_last = last,
-                             .keyframe_every = job.recipe().store.keyframe_every};
+  edited = false;  // the first state is after surgery
+  StoreRecipe store;
+  store.window_first = job.position();
+  store.window_last = last;
+  store.keyframe_every = job.recipe().store.keyframe_every;
   Status halted;
   while (job.position() < last) {
     const auto begin = std::chrono::steady_clock::now();
@@ -145,11 +147,14 @@ Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int
       halted = Halted(step.result, run_dir);
       break;
     }
-    // A state that surgery touched in mid-branch does not follow from the journal: kept whole.
+    // After surgery in mid-branch the state does not follow from the journal: it is kept whole.
     const Keep keep =
-        step.edited ? Keep::kKeyframe : KeepOf(store, job.position(), begin_position);
+        edited ? Keep::kKeyframe : KeepOf(store, job.position(), store.window_first);
     RT_RETURN_IF_ERROR(recorder->Record(step, SecondsSince(begin), keep));
     if (job.is_rank0() && updated) updated(step.result.record, step.digest);
+    if (job.position() < last) {
+      RT_ASSIGN_OR_RETURN(edited, job.Edit(script));
+    }
   }
   RT_RETURN_IF_ERROR(recorder->Finish());
   return halted;

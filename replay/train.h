@@ -34,8 +34,8 @@ enum class TrainEnd { kFinished, kStopped };
 Result<TrainEnd> Train(const Recipe& recipe, Comm& comm, const JobOptions& job_options,
                        const TrainOptions& options);
 
-// The updates of a branch: from the job's present state, first position of `writer`'s run, to
-// `last`, under a script. Keeps every state.
+// The updates of a branch: from the job's present state, edited by the script, which becomes the
+// first position of `writer`'s run, to `last`. Keeps every state.
 Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int64_t last,
                     Script* script,
                     const std::function<void(const UpdateRecord&, const Digest&)>& updated);

@@ -1,0 +1,19 @@
+// The commands of the program, one file each. Used by main.cc.
+// Each function adds a command to the program; its callback runs it. A command that ends with
+// anything but 0 throws CLI::RuntimeError with the exit code (console.h: Exit).
+#ifndef RETRACE_CMD_COMMANDS_H_
+#define RETRACE_CMD_COMMANDS_H_
+
+namespace CLI {
+class App;
+}
+
+namespace retrace {
+
+void AddDataCommand(CLI::App& app);
+void AddTrainCommand(CLI::App& app);
+void AddReplayCommand(CLI::App& app);
+
+}  // namespace retrace
+
+#endif  // RETRACE_CMD_COMMANDS_H_

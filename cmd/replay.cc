@@ -1,0 +1,202 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cmd/commands.h"
+#include "cmd/console.h"
+#include "cmd/job_flags.h"
+#include "core/recipe_toml.h"
+#include "surgery/branch.h"
+
+namespace retrace {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  retrace replay runs/demo --steps 1..24                          # prove the recording
+  retrace replay runs/demo --steps 4..24 --do clip:none           # a branch with one thing changed
+  retrace replay runs/demo --steps 4..24 --do reset-moments:v,t=keep@6 --do lr:scale=0.5@6..10
+--steps A..B replays updates A..B from the state RUN@(A-1). @k dates an intervention: a change of state
+happens just before update k, a change of recipe holds during updates k..l.
+Exit code 1: a replayed update differs from its recording.)";
+
+struct ReplayFlags {
+  std::string run, steps, out;
+  std::vector<std::string> interventions;
+  JobFlags job;
+  OutputFlags output;
+};
+
+struct Range {
+  int64_t first = 0, last = 0;
+};
+
+Result<Range> ParseRange(const std::string& text) {
+  Range range;
+  int used = 0;
+  long long first = 0, last = 0;
+  if (std::sscanf(text.c_str(), "%18lld..%18lld%n", &first, &last, &used) == 2 &&
+      used == static_cast<int>(text.size()) && first >= 1 && last >= first) {
+    range = {first, last};
+    return range;
+  }
+  return UsageError("--steps: expected A..B with 1 <= A <= B, got '" + text + "'");
+}
+
+nlohmann::ordered_json JsonOf(const ReplayedUpdate& u) {
+  return {{"update", u.update},
+          {"identical", u.identical()},
+          {"expected", u.expected.Hex()},
+          {"got", u.got.Hex()}};
+}
+
+void PrintUpdate(const ReplayFlags& flags, const ReplayedUpdate& u) {
+  if (u.identical()) {
+    fmt::print("update {:>5}  {}  {}  loss {:.6f}\n", u.update,
+               Tinted(flags.output, Tint::kGreen, "identical"), u.got.Hex(), u.replayed.loss);
+    return;
+  }
+  fmt::print("update {:>5}  {}\n", u.update, Tinted(flags.output, Tint::kRed, "differs"));
+  fmt::print("  state   expected {}\n          got      {}\n", u.expected.Hex(), u.got.Hex());
+  fmt::print("  loss    expected {}\n          got      {}\n", u.recorded.loss, u.replayed.loss);
+  fmt::print("  |g|     expected {}\n          got      {}\n", u.recorded.gradient_norm,
+             u.replayed.gradient_norm);
+  if (u.recorded.tokens != u.replayed.tokens) {
+    fmt::print("  tokens  expected {}\n          got      {} (is it the same dataset?)\n",
+               u.recorded.tokens.Hex(), u.replayed.tokens.Hex());
+  }
+}
+
+// Proves the recording; the process's exit code is 1 where it does not hold.
+void RunProof(const ReplayFlags& flags, const RunReader& run, const Recipe& recipe,
+              const JobOptions& job_options, const Range& range) {
+  nlohmann::ordered_json updates = nlohmann::ordered_json::array();
+  bool identical = false;
+  int64_t done = 0;
+  const auto visit = [&](const ReplayedUpdate& u) {
+    done += u.identical() ? 1 : 0;
+    if (flags.output.json) updates.push_back(JsonOf(u));
+    else PrintUpdate(flags, u);
+    std::fflush(stdout);
+  };
+  const auto note = [&](const std::string& line) {
+    if (!flags.output.quiet) fmt::print(stderr, "{}\n", line);
+  };
+  OrFail(RunJob(flags.job, job_options, note, [&](Comm& comm) -> Status {
+    RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, Job::Make(recipe, comm, job_options));
+    RT_ASSIGN_OR_RETURN(identical, ReplayAsRecorded(run, *job, range.first, range.last, visit));
+    return {};
+  }));
+  if (flags.output.json) {
+    const nlohmann::ordered_json json = {
+        {"run", flags.run}, {"identical", identical}, {"updates", updates}};
+    fmt::print("{}\n", json.dump(2));
+  } else if (identical) {
+    fmt::print("{}: {} of {} updates {}\n", flags.run, done, range.last - range.first + 1,
+               Tinted(flags.output, Tint::kGreen, "identical"));
+  }
+  if (!identical) Exit(1);
+}
+
+struct BranchRow {
+  UpdateRecord record;
+  Digest digest;
+};
+
+void PrintBranch(const ReplayFlags& flags, const RunReader& run, const BranchPlan& plan,
+                 const std::vector<BranchRow>& rows) {
+  if (flags.output.json) {
+    nlohmann::ordered_json json = {{"parent", flags.run}, {"branch", plan.out}};
+    for (const BranchRow& row : rows) {
+      json["updates"].push_back({{"update", row.record.update},
+                                 {"loss", row.record.loss},
+                                 {"gradient_norm", row.record.gradient_norm},
+                                 {"digest", row.digest.Hex()}});
+    }
+    fmt::print("{}\n", json.dump(2));
+    return;
+  }
+  fmt::print("{:>7}  {:>12} {:>12}  {:>12} {:>12}\n", "update", "loss, parent", "branch",
+             "|g|, parent", "branch");
+  for (const BranchRow& row : rows) {
+    const PositionEntry* entry = run.history().Find(row.record.update);
+    std::string loss = "-", norm = "-";
+    if (entry != nullptr) {
+      if (const Result<UpdateRecord> parent = ParseRecord(entry->record); parent.ok()) {
+        loss = fmt::format("{:.4f}", parent->evaluation_loss.value_or(parent->loss));
+        norm = fmt::format("{:.4g}", parent->gradient_norm);
+      }
+    }
+    fmt::print("{:>7}  {:>12} {:>12.4f}  {:>12} {:>12.4g}\n", row.record.update, loss,
+               row.record.evaluation_loss.value_or(row.record.loss), norm,
+               row.record.gradient_norm);
+  }
+  fmt::print("{} is a branch of {}@{}; see 'retrace diff {} {}'\n", plan.out, flags.run,
+             plan.first - 1, flags.run, plan.out);
+}
+
+void RunBranch(const ReplayFlags& flags, const RunReader& run, const Recipe& recipe,
+               const JobOptions& job_options, const Range& range) {
+  BranchPlan plan;
+  plan.first = range.first;
+  plan.last = range.last;
+  plan.device = "cpu";
+  plan.isa = IsaName(job_options.isa);
+  for (const std::string& text : flags.interventions) {
+    plan.interventions.push_back(OrFail(ParseIntervention(text)));
+  }
+  OrFail(InterventionScript::Make(plan.interventions, plan.first, plan.last).status());
+  plan.out = flags.out;
+  if (plan.out.empty()) {
+    plan.out = flags.run;
+    while (plan.out.size() > 1 && plan.out.back() == '/') plan.out.pop_back();
+    for (const Intervention& i : plan.interventions) plan.out += "-" + i.kind->name;
+  }
+  std::vector<BranchRow> rows;
+  Progress progress(flags.output, "replay", range.first - 1, range.last);
+  OrFail(RunJob(flags.job, job_options, [&](const std::string& line) { progress.Say(line); },
+                [&](Comm& comm) -> Status {
+                  RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> job,
+                                      Job::Make(recipe, comm, job_options));
+                  return MakeBranch(run, *job, plan,
+                                    [&](const UpdateRecord& record, const Digest& digest) {
+                                      rows.push_back({record, digest});
+                                      progress.Show(record.update,
+                                                    fmt::format("loss {:.4f}", record.loss));
+                                    });
+                }));
+  progress.Finish();
+  PrintBranch(flags, run, plan, rows);
+}
+
+void RunReplay(const ReplayFlags& flags) {
+  const RunReader run = OrFail(RunReader::Open(flags.run));
+  const Recipe recipe = OrFail(ParseRecipe(run.recipe_text(), flags.run + "/recipe.toml"));
+  Range range = {run.history().first_position() + 1, run.history().last_position()};
+  if (!flags.steps.empty()) range = OrFail(ParseRange(flags.steps));
+  const JobOptions job = OrFail(ResolveJob(flags.job));
+  if (flags.interventions.empty()) RunProof(flags, run, recipe, job, range);
+  else RunBranch(flags, run, recipe, job, range);
+}
+
+}  // namespace
+
+void AddReplayCommand(CLI::App& app) {
+  CLI::App* replay = app.add_subcommand(
+      "replay", "Live recorded updates again: as they were, or as a branch with interventions");
+  auto flags = std::make_shared<ReplayFlags>();
+  replay->add_option("run", flags->run, "The recording")->required();
+  replay->add_option("--steps", flags->steps, "Updates A..B; all by default");
+  replay->add_option("--do", flags->interventions, "NAME:ARGS[@k[..l]]; may be repeated")
+      ->allow_extra_args(false);
+  replay->add_option("--out", flags->out, "Directory of the branch; RUN-NAME by default");
+  AddJobFlags(replay, &flags->job);
+  AddOutputFlags(replay, &flags->output, true);
+  replay->footer(kExamples);
+  replay->callback([flags] { RunReplay(*flags); });
+}
+
+}  // namespace retrace

@@ -1,0 +1,130 @@
+#include "surgery/branch.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <sstream>
+
+#include "core/recipe_toml.h"
+#include "replay/train.h"
+
+namespace retrace {
+namespace {
+
+Status CheckRange(const RunReader& run, int64_t first, int64_t last, bool recorded) {
+  const RunHistory& history = run.history();
+  const int64_t from = history.first_position() + 1, to = history.last_position();
+  if (first >= from && first <= to + 1 && last >= first && (!recorded || last <= to)) return {};
+  return UsageError(fmt::format("--steps {}..{}: {} has updates {}..{}", first, last, run.dir(),
+                                from, to));
+}
+
+// All that the run was made under.
+Result<InterventionScript> ParentScript(const RunReader& run) {
+  const int64_t begin = run.history().first_position() + 1;
+  RT_ASSIGN_OR_RETURN(std::vector<Intervention> all, InheritedInterventions(run, begin));
+  return InterventionScript::Make(std::move(all), begin, std::numeric_limits<int64_t>::max());
+}
+
+// The state before update `first`, replayed from the nearest kept one where it is not kept itself.
+Status GoBefore(const RunReader& run, Job& job, int64_t first, InterventionScript* script) {
+  const Timeline timeline(run, job.layout(), job.engine());
+  const int64_t from = timeline.LastReachable(first - 1);
+  if (from < 0) return UsageError(run.dir() + ": no state is kept at or before " +
+                                  std::to_string(first - 1));
+  RT_RETURN_IF_ERROR(job.Seek(run, from));
+  while (job.position() < first - 1) {
+    // The first state of a branch is after surgery already.
+    if (job.position() > run.history().first_position()) {
+      RT_ASSIGN_OR_RETURN(const bool edited, job.Edit(script));
+      (void)edited;
+    }
+    RT_ASSIGN_OR_RETURN(const Job::Step step, job.Advance(script));
+    const Digest expected = run.history().Find(job.position())->digest;
+    if (step.digest != expected) {
+      return DamagedError(fmt::format(
+          "{}@{} is not kept, and replay towards it parts from the recording: expected state {}, "
+          "got {}",
+          run.dir(), job.position(), expected.Hex(), step.digest.Hex()));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<Intervention>> InheritedInterventions(const RunReader& run, int64_t first) {
+  std::vector<Intervention> inherited;
+  const std::optional<Lineage>& lineage = run.history().header.lineage;
+  if (!lineage) return inherited;
+  std::istringstream lines(lineage->interventions);
+  for (std::string line; std::getline(lines, line);) {
+    Result<Intervention> parsed = ParseIntervention(line);
+    if (!parsed.ok()) {
+      return DamagedError(run.dir() + ": lineage: " + parsed.status().message());
+    }
+    if (parsed->last && *parsed->last < first) continue;
+    inherited.push_back(std::move(parsed).value());
+  }
+  return inherited;
+}
+
+Result<bool> ReplayAsRecorded(const RunReader& run, Job& job, int64_t first, int64_t last,
+                              const std::function<void(const ReplayedUpdate&)>& visit) {
+  RT_RETURN_IF_ERROR(CheckRange(run, first, last, true));
+  RT_ASSIGN_OR_RETURN(InterventionScript script, ParentScript(run));
+  RT_RETURN_IF_ERROR(GoBefore(run, job, first, &script));
+  while (job.position() < last) {
+    if (job.position() > run.history().first_position()) {
+      RT_ASSIGN_OR_RETURN(const bool edited, job.Edit(&script));
+      (void)edited;
+    }
+    RT_ASSIGN_OR_RETURN(const Job::Step step, job.Advance(&script));
+    ReplayedUpdate update;
+    update.update = step.result.record.update;
+    const PositionEntry& entry = *run.history().Find(update.update);
+    update.expected = entry.digest;
+    update.got = step.digest;
+    update.same_state = update.expected == update.got;
+    update.replayed = step.result.record;
+    RT_ASSIGN_OR_RETURN(update.recorded, ParseRecord(entry.record));
+    update.same_record = update.recorded.Same(update.replayed);
+    if (job.is_rank0() && visit) visit(update);
+    if (!update.identical()) return false;
+  }
+  return true;
+}
+
+Status MakeBranch(const RunReader& run, Job& job, const BranchPlan& plan,
+                  const std::function<void(const UpdateRecord&, const Digest&)>& updated) {
+  RT_RETURN_IF_ERROR(CheckRange(run, plan.first, plan.last, false));
+  RT_ASSIGN_OR_RETURN(InterventionScript before, ParentScript(run));
+  // What the parent has in force from here on stays in force, for as long as the branch lasts.
+  RT_ASSIGN_OR_RETURN(std::vector<Intervention> all, InheritedInterventions(run, plan.first));
+  for (Intervention& intervention : all) {
+    intervention.first = std::max(*intervention.first, plan.first);
+    intervention.last = std::min(*intervention.last, plan.last);
+  }
+  all.insert(all.end(), plan.interventions.begin(), plan.interventions.end());
+  RT_ASSIGN_OR_RETURN(InterventionScript script,
+                      InterventionScript::Make(all, plan.first, plan.last));
+  RT_RETURN_IF_ERROR(GoBefore(run, job, plan.first, &before));
+  std::unique_ptr<RunWriter> writer;
+  Status created;
+  if (job.is_rank0()) {
+    RunPlan branch;
+    branch.recipe_text = run.recipe_text();
+    branch.device = plan.device;
+    branch.isa = plan.isa;
+    branch.first_position = plan.first - 1;
+    branch.lineage = Lineage{run.dir(), run.history().run, plan.first - 1,
+                             run.history().Find(plan.first - 1)->digest, script.Text()};
+    Result<std::unique_ptr<RunWriter>> result = RunWriter::Create(plan.out, job.layout(), branch);
+    created = result.status();
+    if (result.ok()) writer = std::move(result).value();
+  }
+  RT_RETURN_IF_ERROR(AgreeOnStatus(job.comm(), created));
+  return RecordBranch(job, writer.get(), plan.out, plan.last, &script, updated);
+}
+
+}  // namespace retrace

@@ -1,0 +1,69 @@
+// init: parameters drawn anew, as RUN@0 of another init recipe.
+#include <algorithm>
+
+#include "replay/initial_state.h"
+#include "surgery/registry.h"
+
+namespace retrace {
+namespace {
+
+Status Apply(const Arguments& arguments, Recipe* recipe) {
+  const std::string& scheme = arguments.at("scheme");
+  if (scheme == "hf") recipe->init.scheme = InitScheme::kHf;
+  else if (scheme == "residual-scaled") recipe->init.scheme = InitScheme::kResidualScaled;
+  else if (scheme != "recipe" && scheme != "zero")
+    return UsageError("scheme: expected recipe, hf, residual-scaled or zero, got '" + scheme + "'");
+  if (arguments.at("std") != "recipe") {
+    RT_ASSIGN_OR_RETURN(recipe->init.std, NumberArgument(arguments, "std"));
+    if (!(recipe->init.std >= 0)) return UsageError("std: expected a number of at least 0");
+  }
+  if (arguments.at("seed") != "recipe") {
+    RT_ASSIGN_OR_RETURN(const double seed, NumberArgument(arguments, "seed"));
+    if (!(seed >= 0 && seed <= 9007199254740992.0) || seed != static_cast<double>(static_cast<uint64_t>(seed)))
+      return UsageError("seed: expected a whole number of at most 2^53");
+    recipe->init.seed = static_cast<uint64_t>(seed);
+  }
+  return {};
+}
+
+Status Check(const Arguments& arguments) {
+  Recipe recipe;
+  return Apply(arguments, &recipe);
+}
+
+Status Edit(const Arguments& arguments, Job& job) {
+  Recipe recipe = job.recipe();
+  RT_RETURN_IF_ERROR(Apply(arguments, &recipe));
+  const Layout& layout = job.layout();
+  bool any = false;
+  for (int i = 0; i < job.map().shard_count(); ++i) {
+    for (const Piece& piece : layout.pieces(job.map().first_shard() + i)) {
+      const TensorSpec& spec = layout.tensors()[piece.tensor];
+      if (!GlobMatches(arguments.at("only"), spec.name)) continue;
+      float* out = job.state().slab(i).slab(Component::kParameter).data() + piece.offset;
+      if (arguments.at("scheme") == "zero") std::fill_n(out, piece.numel(), 0.0f);
+      else InitialPiece(recipe, spec, piece, out);
+    }
+  }
+  for (const TensorSpec& spec : layout.tensors()) {
+    any = any || GlobMatches(arguments.at("only"), spec.name);
+  }
+  return any ? Status() : UsageError("only: no tensor matches '" + arguments.at("only") + "'");
+}
+
+}  // namespace
+
+const InterventionKind kInit = {
+    .name = "init",
+    .summary = "Draw parameters anew; moments and counters stay",
+    .touches = "state: p",
+    .example = "init:residual-scaled@1",
+    .reference = "Megatron-LM's scaled init of output layers; Takase et al. 2023, arXiv 2312.16903",
+    .parameters = {{"scheme", "recipe (as the run began), hf, residual-scaled or zero", "recipe"},
+                   {"std", "of the drawn values, or recipe", "recipe"},
+                   {"seed", "or recipe", "recipe"},
+                   {"only", "glob over tensor names", "*"}},
+    .check = Check,
+    .edit_state = Edit};
+
+}  // namespace retrace

@@ -1,0 +1,221 @@
+#include "surgery/intervention.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "core/nearest_name.h"
+#include "surgery/registry.h"
+
+namespace retrace {
+namespace {
+
+// "a,b=c" -> parts; a comma inside brackets belongs to its part.
+std::vector<std::string> SplitArguments(const std::string& text) {
+  std::vector<std::string> parts;
+  int depth = 0;
+  std::string part;
+  for (char c : text) {
+    if (c == '[') ++depth;
+    if (c == ']') --depth;
+    if (c == ',' && depth == 0) {
+      parts.push_back(part);
+      part.clear();
+    } else {
+      part.push_back(c);
+    }
+  }
+  if (!text.empty()) parts.push_back(part);
+  return parts;
+}
+
+Result<int64_t> ParseUpdate(const std::string& text, const std::string& whole) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1) {
+    return UsageError("'" + whole + "': expected @k or @k..l with updates from 1, got '@" + text +
+                      "'");
+  }
+  return value;
+}
+
+Status ParseDates(const std::string& dates, const std::string& whole, Intervention* out) {
+  const size_t dots = dates.find("..");
+  RT_ASSIGN_OR_RETURN(out->first, ParseUpdate(dates.substr(0, dots), whole));
+  if (dots == std::string::npos) {
+    out->last = out->first;
+    return {};
+  }
+  RT_ASSIGN_OR_RETURN(out->last, ParseUpdate(dates.substr(dots + 2), whole));
+  if (*out->last < *out->first) {
+    return UsageError("'" + whole + "': expected k <= l in @k..l");
+  }
+  return {};
+}
+
+Status ParseArguments(const std::string& text, const std::string& whole, Intervention* out) {
+  const std::vector<Parameter>& parameters = out->kind->parameters;
+  std::vector<std::string> names;
+  for (const Parameter& parameter : parameters) {
+    names.push_back(parameter.name);
+    if (!parameter.default_value.empty()) out->arguments[parameter.name] = parameter.default_value;
+  }
+  const std::vector<std::string> parts = SplitArguments(text);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const size_t equals = parts[i].find('=');
+    std::string name = parts[i].substr(0, equals);
+    std::string value = equals == std::string::npos ? "" : parts[i].substr(equals + 1);
+    const bool known = std::find(names.begin(), names.end(), name) != names.end();
+    if (i == 0 && !names.empty() && !known) {  // the first parameter's value, without its name
+      name = names[0];
+      value = parts[0];
+    } else if (!known) {
+      return UsageError(fmt::format("'{}': {} has no parameter '{}'{}", whole, out->kind->name, name,
+                                    names.empty() ? "" : "; the nearest is '" +
+                                                             NearestName(name, names) + "'"));
+    }
+    if (value.empty()) {
+      return UsageError("'" + whole + "': expected a value for '" + name + "'");
+    }
+    out->arguments[name] = value;
+  }
+  for (const Parameter& parameter : parameters) {
+    if (out->arguments.contains(parameter.name)) continue;
+    return UsageError(fmt::format("'{}': {} needs {}: {}", whole, out->kind->name, parameter.name,
+                                  parameter.meaning));
+  }
+  return out->kind->check ? out->kind->check(out->arguments).Within("'" + whole + "'") : Status();
+}
+
+}  // namespace
+
+const std::vector<const InterventionKind*>& InterventionKinds() {
+  static const std::vector<const InterventionKind*> kKinds = [] {
+    std::vector<const InterventionKind*> kinds = RegisteredKinds();
+    std::sort(kinds.begin(), kinds.end(),
+              [](const auto* a, const auto* b) { return a->name < b->name; });
+    return kinds;
+  }();
+  return kKinds;
+}
+
+Result<Intervention> ParseIntervention(const std::string& text) {
+  Intervention out;
+  const size_t at = text.rfind('@');
+  const std::string verb = text.substr(0, at);
+  const size_t colon = verb.find(':');
+  const std::string name = verb.substr(0, colon);
+  std::vector<std::string> names;
+  for (const InterventionKind* kind : InterventionKinds()) {
+    names.push_back(kind->name);
+    if (kind->name == name) out.kind = kind;
+  }
+  if (out.kind == nullptr) {
+    return UsageError(fmt::format("'{}': there is no intervention '{}'; the nearest is '{}', all "
+                                  "are {}",
+                                  text, name, NearestName(name, names), fmt::join(names, ", ")));
+  }
+  if (at != std::string::npos) {
+    RT_RETURN_IF_ERROR(ParseDates(text.substr(at + 1), text, &out));
+    if (out.kind->edit_state && out.first != out.last) {
+      return UsageError("'" + text + "': " + name +
+                        " edits a state, so it takes one date, @k, not a range");
+    }
+  }
+  const std::string arguments = colon == std::string::npos ? "" : verb.substr(colon + 1);
+  RT_RETURN_IF_ERROR(ParseArguments(arguments, text, &out));
+  return out;
+}
+
+std::string Intervention::Text() const {
+  std::string text = kind->name;
+  char separator = ':';
+  for (const Parameter& parameter : kind->parameters) {
+    text += separator + parameter.name + "=" + arguments.at(parameter.name);
+    separator = ',';
+  }
+  if (first) text += "@" + std::to_string(*first);
+  if (last && last != first) text += ".." + std::to_string(*last);
+  return text;
+}
+
+Result<InterventionScript> InterventionScript::Make(std::vector<Intervention> interventions,
+                                                    int64_t first, int64_t last) {
+  for (Intervention& intervention : interventions) {
+    if (!intervention.first) {
+      intervention.first = first;
+      intervention.last = intervention.kind->edit_state ? first : last;
+    }
+    if (*intervention.first < first || *intervention.last > last) {
+      return UsageError(fmt::format("'{}': expected dates within the replayed updates {}..{}",
+                                    intervention.Text(), first, last));
+    }
+  }
+  InterventionScript script;
+  script.interventions_ = std::move(interventions);
+  script.first_ = first;
+  script.last_ = last;
+  return script;
+}
+
+Status InterventionScript::EditState(int64_t update, Job& job, bool* edited) {
+  for (const Intervention& intervention : interventions_) {
+    if (!intervention.kind->edit_state || *intervention.first != update) continue;
+    RT_RETURN_IF_ERROR(intervention.kind->edit_state(intervention.arguments, job)
+                           .Within("'" + intervention.Text() + "'"));
+    *edited = true;
+  }
+  return {};
+}
+
+Result<Recipe> InterventionScript::RecipeFor(int64_t update, const Recipe& base) {
+  Recipe recipe = base;
+  for (const Intervention& intervention : interventions_) {
+    if (!intervention.kind->edit_recipe || update < *intervention.first ||
+        update > *intervention.last) {
+      continue;
+    }
+    RT_RETURN_IF_ERROR(intervention.kind->edit_recipe(intervention.arguments, &recipe)
+                           .Within("'" + intervention.Text() + "'"));
+  }
+  return recipe;
+}
+
+std::string InterventionScript::Text() const {
+  std::string text;
+  for (const Intervention& intervention : interventions_) text += intervention.Text() + "\n";
+  return text;
+}
+
+bool GlobMatches(std::string_view glob, std::string_view name) {
+  if (glob.empty()) return true;
+  size_t g = 0, n = 0, star = std::string_view::npos, resume = 0;
+  while (n < name.size()) {
+    if (g < glob.size() && (glob[g] == '?' || (glob[g] == name[n] && glob[g] != '*'))) {
+      ++g, ++n;
+    } else if (g < glob.size() && glob[g] == '*') {
+      star = g++;
+      resume = n;
+    } else if (star != std::string_view::npos) {
+      g = star + 1;
+      n = ++resume;
+    } else {
+      return false;
+    }
+  }
+  while (g < glob.size() && glob[g] == '*') ++g;
+  return g == glob.size();
+}
+
+Result<double> NumberArgument(const Arguments& arguments, const std::string& name) {
+  const std::string& text = arguments.at(name);
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    return UsageError(name + ": expected a number, got '" + text + "'");
+  }
+  return value;
+}
+
+}  // namespace retrace

@@ -1,0 +1,89 @@
+// Intervention: a named, parametrised, dated change to state, recipe or data, as in
+// "clip:none@16..18". Used by replay --do and by experiments. One file and one registry entry each.
+//
+// Text: NAME[:KEY=VALUE,...][@k[..l]]; a value without a key is the first parameter's. A state
+// intervention edits RUN@(k-1) just before update k; a recipe intervention is in force during updates
+// k..l. Without a date: k is the first replayed update, and a recipe intervention stays in force.
+// Pure: an intervention reads nothing but its arguments. Thread-safe.
+#ifndef RETRACE_SURGERY_INTERVENTION_H_
+#define RETRACE_SURGERY_INTERVENTION_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/recipe.h"
+#include "core/status.h"
+#include "replay/job.h"
+
+namespace retrace {
+
+// One parameter of an intervention, for parsing and for documentation.
+struct Parameter {
+  std::string name;
+  std::string meaning;        // values and unit
+  std::string default_value;  // "": required
+};
+
+using Arguments = std::map<std::string, std::string>;  // every parameter, defaults filled in
+
+// What a verb is; the registry holds one of each.
+struct InterventionKind {
+  std::string name;
+  std::string summary;
+  std::string touches;    // "state: m, v", "recipe: optimizer.clip"
+  std::string example;
+  std::string reference;  // the paper or report it comes from
+  std::vector<Parameter> parameters;
+
+  // Checks values before anything runs. Errors: kUsage.
+  Status (*check)(const Arguments& arguments) = nullptr;
+  // One of the two. `edit_state` works on this rank's slabs, replicas excluded (they are shared
+  // afterwards).
+  Status (*edit_state)(const Arguments& arguments, Job& job) = nullptr;
+  Status (*edit_recipe)(const Arguments& arguments, Recipe* recipe) = nullptr;
+};
+
+struct Intervention {
+  const InterventionKind* kind = nullptr;
+  Arguments arguments;
+  std::optional<int64_t> first, last;  // updates; last: recipe interventions only
+
+  // Canonical text: every argument by name, dates as given. What lineage and plans show.
+  std::string Text() const;
+};
+
+// All kinds, by name.
+const std::vector<const InterventionKind*>& InterventionKinds();
+
+// Errors: kUsage, naming what was expected and the nearest valid name.
+Result<Intervention> ParseIntervention(const std::string& text);
+
+// A list of interventions as a script of updates first..last of a branch.
+class InterventionScript : public Script {
+ public:
+  // Errors: kUsage for a date outside first..last.
+  static Result<InterventionScript> Make(std::vector<Intervention> interventions, int64_t first,
+                                         int64_t last);
+
+  Status EditState(int64_t update, Job& job, bool* edited) override;
+  Result<Recipe> RecipeFor(int64_t update, const Recipe& base) override;
+  std::string Text() const;  // canonical, one a line
+
+ private:
+  std::vector<Intervention> interventions_;
+  int64_t first_ = 0, last_ = 0;
+};
+
+// Does a glob (* any run of characters, ? one) match a tensor's name? "": all.
+bool GlobMatches(std::string_view glob, std::string_view name);
+
+// Numbers of arguments. Errors: kUsage naming the parameter.
+Result<double> NumberArgument(const Arguments& arguments, const std::string& name);
+
+}  // namespace retrace
+
+#endif  // RETRACE_SURGERY_INTERVENTION_H_

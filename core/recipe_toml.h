@@ -31,7 +31,7 @@ Result<Recipe> LoadRecipe(const std::string& path, const std::vector<std::string
 
 // The canonical text: every key in fixed order, doubles in shortest form, presets and patterns
 // resolved. Equal recipes have equal texts, and PrintRecipe(ParseRecipe(PrintRecipe(r))) ==
-// PrintRecipe(r) for every r that passes CheckRecipe.
+// PrintRecipe(r) for every r that passes CheckRecipe and whose text is UTF-8 (parsed text is).
 std::string PrintRecipe(const Recipe& recipe);
 
 // Of the canonical text without the sections `store` and `execution`, which change no bit.

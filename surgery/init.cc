@@ -18,10 +18,7 @@ Status Apply(const Arguments& arguments, Recipe* recipe) {
     if (!(recipe->init.std >= 0)) return UsageError("std: expected a number of at least 0");
   }
   if (arguments.at("seed") != "recipe") {
-    RT_ASSIGN_OR_RETURN(const double seed, NumberArgument(arguments, "seed"));
-    if (!(seed >= 0 && seed <= 9007199254740992.0) || seed != static_cast<double>(static_cast<uint64_t>(seed)))
-      return UsageError("seed: expected a whole number of at most 2^53");
-    recipe->init.seed = static_cast<uint64_t>(seed);
+    RT_ASSIGN_OR_RETURN(recipe->init.seed, WholeArgument(arguments, "seed"));
   }
   return {};
 }
@@ -34,21 +31,14 @@ Status Check(const Arguments& arguments) {
 Status Edit(const Arguments& arguments, Job& job) {
   Recipe recipe = job.recipe();
   RT_RETURN_IF_ERROR(Apply(arguments, &recipe));
-  const Layout& layout = job.layout();
-  bool any = false;
-  for (int i = 0; i < job.map().shard_count(); ++i) {
-    for (const Piece& piece : layout.pieces(job.map().first_shard() + i)) {
-      const TensorSpec& spec = layout.tensors()[piece.tensor];
-      if (!GlobMatches(arguments.at("only"), spec.name)) continue;
-      float* out = job.state().slab(i).slab(Component::kParameter).data() + piece.offset;
-      if (arguments.at("scheme") == "zero") std::fill_n(out, piece.numel(), 0.0f);
-      else InitialPiece(recipe, spec, piece, out);
-    }
-  }
-  for (const TensorSpec& spec : layout.tensors()) {
-    any = any || GlobMatches(arguments.at("only"), spec.name);
-  }
-  return any ? Status() : UsageError("only: no tensor matches '" + arguments.at("only") + "'");
+  RT_RETURN_IF_ERROR(CheckGlob(job.layout(), arguments.at("only")));
+  ForEachPiece(job, arguments.at("only"), [&](const TensorSpec& spec, const Piece& piece,
+                                              ShardState& slab) {
+    float* out = slab.slab(Component::kParameter).data() + piece.offset;
+    if (arguments.at("scheme") == "zero") std::fill_n(out, piece.numel(), 0.0f);
+    else InitialPiece(recipe, spec, piece, out);
+  });
+  return {};
 }
 
 }  // namespace

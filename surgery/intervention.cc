@@ -218,4 +218,35 @@ Result<double> NumberArgument(const Arguments& arguments, const std::string& nam
   return value;
 }
 
+Result<uint64_t> WholeArgument(const Arguments& arguments, const std::string& name) {
+  RT_ASSIGN_OR_RETURN(const double value, NumberArgument(arguments, name));
+  if (value >= 0 && value <= 9007199254740992.0 &&
+      value == static_cast<double>(static_cast<uint64_t>(value))) {
+    return static_cast<uint64_t>(value);
+  }
+  return UsageError(name + ": expected a whole number of at most 2^53, got '" +
+                    arguments.at(name) + "'");
+}
+
+Status CheckGlob(const Layout& layout, const std::string& glob) {
+  std::vector<std::string> names;
+  for (const TensorSpec& spec : layout.tensors()) {
+    if (GlobMatches(glob, spec.name)) return {};
+    names.push_back(spec.name);
+  }
+  return UsageError("only: no tensor matches '" + glob + "'; the nearest is '" +
+                    NearestName(glob, names) + "'");
+}
+
+void ForEachPiece(Job& job, const std::string& glob,
+                  const std::function<void(const TensorSpec&, const Piece&, ShardState&)>& visit) {
+  const Layout& layout = job.layout();
+  for (int i = 0; i < job.map().shard_count(); ++i) {
+    for (const Piece& piece : layout.pieces(job.map().first_shard() + i)) {
+      const TensorSpec& spec = layout.tensors()[piece.tensor];
+      if (GlobMatches(glob, spec.name)) visit(spec, piece, job.state().slab(i));
+    }
+  }
+}
+
 }  // namespace retrace

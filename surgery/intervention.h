@@ -9,6 +9,7 @@
 #define RETRACE_SURGERY_INTERVENTION_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -83,6 +84,14 @@ bool GlobMatches(std::string_view glob, std::string_view name);
 
 // Numbers of arguments. Errors: kUsage naming the parameter.
 Result<double> NumberArgument(const Arguments& arguments, const std::string& name);
+Result<uint64_t> WholeArgument(const Arguments& arguments, const std::string& name);  // <= 2^53
+
+// Errors: kUsage where no tensor matches.
+Status CheckGlob(const Layout& layout, const std::string& glob);
+
+// Calls visit(spec, piece, slab) for every piece of this rank's shards whose tensor matches.
+void ForEachPiece(Job& job, const std::string& glob,
+                  const std::function<void(const TensorSpec&, const Piece&, ShardState&)>& visit);
 
 }  // namespace retrace
 

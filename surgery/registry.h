@@ -11,11 +11,12 @@ namespace retrace {
 extern const InterventionKind kClip;
 extern const InterventionKind kInit;
 extern const InterventionKind kLr;
+extern const InterventionKind kPerturb;
 extern const InterventionKind kPrecision;
 extern const InterventionKind kResetMoments;
 
 inline std::vector<const InterventionKind*> RegisteredKinds() {
-  return {&kClip, &kInit, &kLr, &kPrecision, &kResetMoments};
+  return {&kClip, &kInit, &kLr, &kPerturb, &kPrecision, &kResetMoments};
 }
 
 }  // namespace retrace

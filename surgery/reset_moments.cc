@@ -18,25 +18,20 @@ Status Check(const Arguments& arguments) {
 
 Status Edit(const Arguments& arguments, Job& job) {
   const std::string& which = arguments.at("which");
+  const std::string& only = arguments.at("only");
   const Layout& layout = job.layout();
-  bool any = false;
-  for (size_t t = 0; t < layout.tensors().size(); ++t) {
-    if (!GlobMatches(arguments.at("only"), layout.tensors()[t].name)) continue;
-    any = true;
-    if (arguments.at("t") == "reset") job.state().state.counters.adam_t[t] = 0;
-    for (int i = 0; i < job.map().shard_count(); ++i) {
-      const Piece* piece =
-          layout.FindPiece(job.map().first_shard() + i, static_cast<int>(t));
-      if (piece == nullptr) continue;
-      ShardState& slab = job.state().slab(i);
-      const auto zero = [&](Component c) {
-        std::fill_n(slab.slab(c).data() + piece->offset, piece->numel(), 0.0f);
-      };
-      if (which != "v") zero(Component::kM);
-      if (which != "m") zero(Component::kV);
-    }
+  RT_RETURN_IF_ERROR(CheckGlob(layout, only));
+  for (size_t t = 0; arguments.at("t") == "reset" && t < layout.tensors().size(); ++t) {
+    if (GlobMatches(only, layout.tensors()[t].name)) job.state().state.counters.adam_t[t] = 0;
   }
-  return any ? Status() : UsageError("only: no tensor matches '" + arguments.at("only") + "'");
+  ForEachPiece(job, only, [&](const TensorSpec&, const Piece& piece, ShardState& slab) {
+    const auto zero = [&](Component c) {
+      std::fill_n(slab.slab(c).data() + piece.offset, piece.numel(), 0.0f);
+    };
+    if (which != "v") zero(Component::kM);
+    if (which != "m") zero(Component::kV);
+  });
+  return {};
 }
 
 }  // namespace

@@ -23,11 +23,11 @@ std::string NameStem(int64_t position, int64_t attempt) {
   return text;
 }
 
-// Takes `prefix` and a decimal number from the front of *text.
+// Takes `prefix` and a decimal number from the front of *text, or nothing.
 bool TakeNumber(std::string_view prefix, std::string_view* text, int64_t* number) {
   if (!text->starts_with(prefix)) return false;
-  text->remove_prefix(prefix.size());
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), *number);
+  const char* first = text->data() + prefix.size();
+  const auto [end, error] = std::from_chars(first, text->data() + text->size(), *number);
   if (error != std::errc() || *number < 0) return false;
   text->remove_prefix(end - text->data());
   return true;

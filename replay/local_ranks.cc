@@ -55,18 +55,6 @@ Status Call(const std::function<Status(Comm&)>& fn, Comm& comm) {
   }
 }
 
-// fn, then a barrier, so that a rank that is done waits for the others and a rank that calls more
-// often than another is told so.
-Status CallAndMeet(const std::function<Status(Comm&)>& fn, Comm& comm) {
-  Status status = Call(fn, comm);
-  if (status.ok()) {
-    comm.set_phase("end of the job");
-    status = comm.Barrier(comm.World());
-  }
-  if (!status.ok()) comm.Abort(status);
-  return status;
-}
-
 [[noreturn]] void RunChild(const std::shared_ptr<ShmJob>& job, int rank, pid_t parent,
                            const std::function<Status(Comm&)>& fn) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -232,6 +220,16 @@ Status RunLocalRanks(int ranks, const LocalRanksOptions& options,
   }
   watch.Finish();
   return Combined(*job, status);
+}
+
+Status CallAndMeet(const std::function<Status(Comm&)>& fn, Comm& comm) {
+  Status status = Call(fn, comm);
+  if (status.ok()) {
+    comm.set_phase("end of the job");
+    status = comm.Barrier(comm.World());
+  }
+  if (!status.ok()) comm.Abort(status);
+  return status;
 }
 
 std::string OversubscriptionNote(int ranks, int threads_per_rank) {

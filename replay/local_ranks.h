@@ -34,6 +34,11 @@ struct LocalRanksOptions {
 Status RunLocalRanks(int ranks, const LocalRanksOptions& options,
                      const std::function<Status(Comm&)>& fn);
 
+// One rank's part, for those who start ranks: fn, then a barrier, so that a rank that is done waits
+// for the others and one that calls more often than another is told so. Exceptions become errors;
+// an error ends the other ranks' calls.
+Status CallAndMeet(const std::function<Status(Comm&)>& fn, Comm& comm);
+
 // Empty, or a sentence for the user: more threads than processors make ranks wait for each other.
 std::string OversubscriptionNote(int ranks, int threads_per_rank);
 

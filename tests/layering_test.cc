@@ -113,6 +113,7 @@ TEST(Layering, FileNamesAreUnique) {
   for (const auto& [folder, allowed] : kLayers) {
     for (const std::string& path : SourceFiles(folder)) {
       const std::string name = fs::path(path).filename();
+      if (name == "placeholder.cc") continue;  // of a layer that has no file yet
       const auto [first, inserted] = seen.emplace(name, path);
       EXPECT_TRUE(inserted) << path << " has the name of " << first->second;
     }

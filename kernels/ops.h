@@ -1,8 +1,9 @@
 // Ops: the row-wise arithmetic of the training step, forward and backward, on raw pointers.
 // Used by kernels/attention.cc and replay/transformer.cc. The normative text is the op table of
 // core/NUMERICS.md; ops_scalar.cc is that table in code (FP32 and FP64), the vector files give the
-// same bits faster (FP32), but for the sign and payload of a NaN (gemm.h says why). Every op works on a range of rows or columns, so threads split the range
-// and no split can change a bit. Stateless and thread-safe on disjoint ranges.
+// same bits faster (FP32), but for the sign and payload of a NaN (gemm.h says why). Every op works
+// on a range of rows or columns, so threads split the range and no split can change a bit.
+// Stateless and thread-safe on disjoint ranges.
 //
 // Legend of shapes: R rows, N columns of a row; T tokens; D head dimension; V vocabulary rows of the
 // shard; S sequence length. Arrays are row-major without padding unless a stride is given.

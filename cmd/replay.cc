@@ -26,6 +26,7 @@ Exit code 1: a replayed update differs from its recording.)";
 struct ReplayFlags {
   std::string run, steps, out;
   std::vector<std::string> interventions;
+  std::string keep = "states";
   JobFlags job;
   OutputFlags output;
 };
@@ -113,6 +114,7 @@ void PrintBranch(const ReplayFlags& flags, const RunReader& run, const BranchPla
     for (const BranchRow& row : rows) {
       json["updates"].push_back({{"update", row.record.update},
                                  {"loss", row.record.loss},
+                                 {"evaluation_loss", row.record.evaluation_loss.value_or(row.record.loss)},
                                  {"gradient_norm", row.record.gradient_norm},
                                  {"digest", row.digest.Hex()}});
     }
@@ -145,6 +147,7 @@ void RunBranch(const ReplayFlags& flags, const RunReader& run, const Recipe& rec
   plan.last = range.last;
   plan.device = "cpu";
   plan.isa = IsaName(job_options.isa);
+  plan.keep_states = flags.keep == "states";
   for (const std::string& text : flags.interventions) {
     plan.interventions.push_back(OrFail(ParseIntervention(text)));
   }
@@ -193,6 +196,9 @@ void AddReplayCommand(CLI::App& app) {
   replay->add_option("--do", flags->interventions, "NAME:ARGS[@k[..l]]; may be repeated")
       ->allow_extra_args(false);
   replay->add_option("--out", flags->out, "Directory of the branch; RUN-NAME by default");
+  replay->add_option("--keep", flags->keep, "What the branch keeps: states, or records only")
+      ->check(CLI::IsMember({"states", "records"}))
+      ->capture_default_str();
   AddJobFlags(replay, &flags->job);
   AddOutputFlags(replay, &flags->output, true);
   replay->footer(kExamples);

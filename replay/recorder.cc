@@ -57,9 +57,9 @@ StepCommit Recorder::CommitOf(const Digest& digest, std::string record) const {
   return commit;
 }
 
-Status Recorder::RecordFirst(const Digest& digest) {
-  Snapshot(job_.position(), Keep::kKeyframe);
-  return Push({CommitOf(digest, "{}"), true});
+Status Recorder::RecordFirst(const Digest& digest, bool keep) {
+  if (keep) Snapshot(job_.position(), Keep::kKeyframe);
+  return Push({CommitOf(digest, "{}"), keep});
 }
 
 Status Recorder::KeepPresent(const Digest& digest, const std::string& record_json) {

@@ -29,8 +29,8 @@ class Recorder {
   static Result<std::unique_ptr<Recorder>> Make(Job& job, RunWriter* writer,
                                                 const std::string& run_dir);
 
-  // The job's present state as the run's first position.
-  Status RecordFirst(const Digest& digest);
+  // The job's present state as the run's first position, kept whole or only named.
+  Status RecordFirst(const Digest& digest, bool keep);
   // An update. `keep` is the same on all ranks.
   Status Record(const Job::Step& step, double update_seconds, Keep keep);
   // The present state, already a position of the run, as a keyframe.

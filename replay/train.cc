@@ -60,7 +60,7 @@ Result<Before> Begin(Job& job, const TrainOptions& options, Recorder& recorder) 
   }
   RT_RETURN_IF_ERROR(job.StartFresh());
   RT_ASSIGN_OR_RETURN(const Digest digest, job.StateDigestNow());
-  RT_RETURN_IF_ERROR(recorder.RecordFirst(digest));
+  RT_RETURN_IF_ERROR(recorder.RecordFirst(digest, true));
   before.last = 0;
   before.kept = {true};
   return before;
@@ -127,13 +127,13 @@ Result<TrainEnd> Train(const Recipe& recipe, Comm& comm, const JobOptions& job_o
 }
 
 Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int64_t last,
-                    Script* script,
+                    bool keep_states, Script* script,
                     const std::function<void(const UpdateRecord&, const Digest&)>& updated) {
   RT_ASSIGN_OR_RETURN(const std::unique_ptr<Recorder> recorder,
                       Recorder::Make(job, writer, run_dir));
   RT_ASSIGN_OR_RETURN(bool edited, job.Edit(script));
   RT_ASSIGN_OR_RETURN(const Digest first, job.StateDigestNow());
-  RT_RETURN_IF_ERROR(recorder->RecordFirst(first));
+  RT_RETURN_IF_ERROR(recorder->RecordFirst(first, keep_states));
   edited = false;  // the first state is after surgery
   StoreRecipe store;
   store.window_first = job.position();
@@ -148,8 +148,8 @@ Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int
       break;
     }
     // After surgery in mid-branch the state does not follow from the journal: it is kept whole.
-    const Keep keep =
-        edited ? Keep::kKeyframe : KeepOf(store, job.position(), store.window_first);
+    Keep keep = edited ? Keep::kKeyframe : KeepOf(store, job.position(), store.window_first);
+    if (!keep_states) keep = Keep::kNothing;
     RT_RETURN_IF_ERROR(recorder->Record(step, SecondsSince(begin), keep));
     if (job.is_rank0() && updated) updated(step.result.record, step.digest);
     if (job.position() < last) {

@@ -35,9 +35,9 @@ Result<TrainEnd> Train(const Recipe& recipe, Comm& comm, const JobOptions& job_o
                        const TrainOptions& options);
 
 // The updates of a branch: from the job's present state, edited by the script, which becomes the
-// first position of `writer`'s run, to `last`. Keeps every state.
+// first position of `writer`'s run, to `last`. Keeps every state, or records only.
 Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int64_t last,
-                    Script* script,
+                    bool keep_states, Script* script,
                     const std::function<void(const UpdateRecord&, const Digest&)>& updated);
 
 }  // namespace retrace

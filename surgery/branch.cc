@@ -124,7 +124,8 @@ Status MakeBranch(const RunReader& run, Job& job, const BranchPlan& plan,
     if (result.ok()) writer = std::move(result).value();
   }
   RT_RETURN_IF_ERROR(AgreeOnStatus(job.comm(), created));
-  return RecordBranch(job, writer.get(), plan.out, plan.last, &script, updated);
+  return RecordBranch(job, writer.get(), plan.out, plan.last, plan.keep_states, &script,
+                      updated);
 }
 
 }  // namespace retrace

@@ -37,6 +37,7 @@ struct BranchPlan {
   int64_t first = 0, last = 0;  // updates
   std::vector<Intervention> interventions;
   std::string out;  // directory of the branch
+  bool keep_states = true;  // false: records only
   std::string device, isa;
 };
 

@@ -4,8 +4,10 @@
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 
 #include "replay/local_ranks.h"
+#include "replay/torch_plugin.h"
 
 namespace retrace {
 namespace {
@@ -34,15 +36,15 @@ void CatchStopSignals() {
 bool StopRequested() { return g_stop_signals > 0; }
 
 void AddJobFlags(CLI::App* command, JobFlags* flags) {
-  command->add_option("--tp", flags->tp, "Tensor-parallel ranks; divides virtual_shards")
-      ->check(CLI::Range(1, kShmRanksMax))
+  command->add_option("--tp", flags->tp, "Tensor-parallel ranks; divides virtual_shards. 0: 1, or those of torchrun or Slurm")
+      ->check(CLI::Range(0, 65536))
       ->capture_default_str();
   command->add_option("--dp", flags->dp, "Data-parallel ranks; divides lanes")
-      ->check(CLI::Range(1, kShmRanksMax))
+      ->check(CLI::Range(1, 65536))
       ->capture_default_str();
   command
       ->add_option("--threads", flags->threads,
-                   "Threads of each rank; 0: the processors divided by the ranks")
+                   "Threads of each rank; 0: the processors divided by the ranks (1 under a launcher)")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   command->add_option("--isa", flags->isa, "Vector instructions: best, scalar, avx2 or avx512")
@@ -54,18 +56,31 @@ void AddJobFlags(CLI::App* command, JobFlags* flags) {
       ->capture_default_str();
 }
 
-Result<JobOptions> ResolveJob(const JobFlags& flags) {
-  JobOptions options;
-  options.tp = flags.tp;
+Result<ResolvedJob> ResolveJob(const JobFlags& flags) {
+  ResolvedJob job;
+  job.timeout_seconds = flags.timeout_seconds;
+  RT_ASSIGN_OR_RETURN(job.launched, JobFromEnvironment([](const char* name) {
+                        return static_cast<const char*>(std::getenv(name));
+                      }));
+  JobOptions& options = job.options;
   options.dp = flags.dp;
-  if (flags.tp * flags.dp > kShmRanksMax) {
-    return UsageError(fmt::format("--tp {} x --dp {}: expected at most {} ranks on one host",
-                                  flags.tp, flags.dp, kShmRanksMax));
+  options.tp = flags.tp;
+  if (options.tp == 0) options.tp = job.launched ? std::max(1, job.launched->size / flags.dp) : 1;
+  const int ranks = options.tp * options.dp;
+  if (job.launched && ranks != job.launched->size) {
+    return UsageError(fmt::format("--tp {} x --dp {}: expected the {} ranks that {} started",
+                                  options.tp, options.dp, job.launched->size,
+                                  job.launched->launcher));
   }
-  options.threads = flags.threads > 0
-                        ? flags.threads
-                        : std::max(1, AvailableProcessors() / (flags.tp * flags.dp));
-  if (flags.isa == "best") return options;
+  if (!job.launched && ranks > kShmRanksMax) {
+    return UsageError(fmt::format("--tp {} x --dp {}: expected at most {} ranks on one host",
+                                  options.tp, options.dp, kShmRanksMax));
+  }
+  options.threads = flags.threads;
+  if (options.threads == 0) {
+    options.threads = job.launched ? 1 : std::max(1, AvailableProcessors() / ranks);
+  }
+  if (flags.isa == "best") return job;
   const std::optional<Isa> isa = ParseIsa(flags.isa);
   if (!isa) {
     return UsageError("--isa: expected best, scalar, avx2 or avx512, got '" + flags.isa + "'");
@@ -75,17 +90,20 @@ Result<JobOptions> ResolveJob(const JobFlags& flags) {
                             "best here is " + IsaName(BestIsa()));
   }
   options.isa = *isa;
-  return options;
+  return job;
 }
 
-Status RunJob(const JobFlags& flags, const JobOptions& options,
-              const std::function<void(const std::string&)>& note,
+Status RunJob(const ResolvedJob& job, const std::function<void(const std::string&)>& note,
               const std::function<Status(Comm&)>& fn) {
-  const int ranks = options.tp * options.dp;
-  const std::string oversubscribed = OversubscriptionNote(ranks, options.threads);
+  if (job.launched) {
+    return RunJobRank(*job.launched,
+                      {.join_s = job.timeout_seconds, .call_s = job.timeout_seconds}, fn);
+  }
+  const int ranks = job.options.tp * job.options.dp;
+  const std::string oversubscribed = OversubscriptionNote(ranks, job.options.threads);
   if (!oversubscribed.empty()) note(oversubscribed);
   LocalRanksOptions local;
-  local.shm.time_limit_s = flags.timeout_seconds;
+  local.shm.time_limit_s = job.timeout_seconds;
   return RunLocalRanks(ranks, local, fn);
 }
 

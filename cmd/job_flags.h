@@ -4,15 +4,17 @@
 #define RETRACE_CMD_JOB_FLAGS_H_
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "cmd/console.h"
 #include "replay/job.h"
+#include "replay/job_environment.h"
 
 namespace retrace {
 
 struct JobFlags {
-  int tp = 1, dp = 1;
+  int tp = 0, dp = 1;        // tp 0: all ranks of the launcher's job, or 1
   int threads = 0;           // of each rank; 0: the processors divided by the ranks
   std::string isa = "best";  // best, scalar, avx2, avx512
   double timeout_seconds = 300;
@@ -20,13 +22,23 @@ struct JobFlags {
 
 void AddJobFlags(CLI::App* command, JobFlags* flags);
 
-// Errors: kUsage for a bad instruction set, kUnsupported for one that this processor lacks.
-Result<JobOptions> ResolveJob(const JobFlags& flags);
+// How the ranks come about: started here on this host, or by a launcher, of which this process is
+// one.
+struct ResolvedJob {
+  JobOptions options;
+  std::optional<JobEnvironment> launched;
+  double timeout_seconds = 300;
 
-// Runs fn in every rank: those of this host, started here, or this process alone under torchrun or
-// Slurm. `note` gets a sentence for the user where threads outnumber processors.
-Status RunJob(const JobFlags& flags, const JobOptions& options,
-              const std::function<void(const std::string&)>& note,
+  // Does this process speak for the job? The others print nothing but errors.
+  bool speaks() const { return !launched || launched->rank == 0; }
+};
+
+// Errors: kUsage for a bad instruction set, or ranks that are not those of the launcher;
+// kUnsupported for instructions that this processor lacks.
+Result<ResolvedJob> ResolveJob(const JobFlags& flags);
+
+// Runs fn in every rank. `note` gets a sentence for the user where threads outnumber processors.
+Status RunJob(const ResolvedJob& job, const std::function<void(const std::string&)>& note,
               const std::function<Status(Comm&)>& fn);
 
 // True after the first Ctrl-C (SIGINT) or SIGTERM; the second ends the process at once.

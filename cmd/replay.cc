@@ -73,7 +73,7 @@ void PrintUpdate(const ReplayFlags& flags, const ReplayedUpdate& u) {
 
 // Proves the recording; the process's exit code is 1 where it does not hold.
 void RunProof(const ReplayFlags& flags, const RunReader& run, const Recipe& recipe,
-              const JobOptions& job_options, const Range& range) {
+              const ResolvedJob& job, const Range& range) {
   nlohmann::ordered_json updates = nlohmann::ordered_json::array();
   bool identical = false;
   int64_t done = 0;
@@ -86,11 +86,15 @@ void RunProof(const ReplayFlags& flags, const RunReader& run, const Recipe& reci
   const auto note = [&](const std::string& line) {
     if (!flags.output.quiet) fmt::print(stderr, "{}\n", line);
   };
-  OrFail(RunJob(flags.job, job_options, note, [&](Comm& comm) -> Status {
-    RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, Job::Make(recipe, comm, job_options));
-    RT_ASSIGN_OR_RETURN(identical, ReplayAsRecorded(run, *job, range.first, range.last, visit));
+  OrFail(RunJob(job, note, [&](Comm& comm) -> Status {
+    RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> rank, Job::Make(recipe, comm, job.options));
+    RT_ASSIGN_OR_RETURN(identical, ReplayAsRecorded(run, *rank, range.first, range.last, visit));
     return {};
   }));
+  if (!job.speaks()) {
+    if (!identical) Exit(1);
+    return;
+  }
   if (flags.output.json) {
     const nlohmann::ordered_json json = {
         {"run", flags.run}, {"identical", identical}, {"updates", updates}};
@@ -141,12 +145,12 @@ void PrintBranch(const ReplayFlags& flags, const RunReader& run, const BranchPla
 }
 
 void RunBranch(const ReplayFlags& flags, const RunReader& run, const Recipe& recipe,
-               const JobOptions& job_options, const Range& range) {
+               const ResolvedJob& job, const Range& range) {
   BranchPlan plan;
   plan.first = range.first;
   plan.last = range.last;
   plan.device = "cpu";
-  plan.isa = IsaName(job_options.isa);
+  plan.isa = IsaName(job.options.isa);
   plan.keep_states = flags.keep == "states";
   for (const std::string& text : flags.interventions) {
     plan.interventions.push_back(OrFail(ParseIntervention(text)));
@@ -160,11 +164,11 @@ void RunBranch(const ReplayFlags& flags, const RunReader& run, const Recipe& rec
   }
   std::vector<BranchRow> rows;
   Progress progress(flags.output, "replay", range.first - 1, range.last);
-  OrFail(RunJob(flags.job, job_options, [&](const std::string& line) { progress.Say(line); },
+  OrFail(RunJob(job, [&](const std::string& line) { progress.Say(line); },
                 [&](Comm& comm) -> Status {
-                  RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> job,
-                                      Job::Make(recipe, comm, job_options));
-                  return MakeBranch(run, *job, plan,
+                  RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> rank,
+                                      Job::Make(recipe, comm, job.options));
+                  return MakeBranch(run, *rank, plan,
                                     [&](const UpdateRecord& record, const Digest& digest) {
                                       rows.push_back({record, digest});
                                       progress.Show(record.update,
@@ -172,15 +176,16 @@ void RunBranch(const ReplayFlags& flags, const RunReader& run, const Recipe& rec
                                     });
                 }));
   progress.Finish();
-  PrintBranch(flags, run, plan, rows);
+  if (job.speaks()) PrintBranch(flags, run, plan, rows);
 }
 
-void RunReplay(const ReplayFlags& flags) {
+void RunReplay(ReplayFlags flags) {
   const RunReader run = OrFail(RunReader::Open(flags.run));
   const Recipe recipe = OrFail(ParseRecipe(run.recipe_text(), flags.run + "/recipe.toml"));
   Range range = {run.history().first_position() + 1, run.history().last_position()};
   if (!flags.steps.empty()) range = OrFail(ParseRange(flags.steps));
-  const JobOptions job = OrFail(ResolveJob(flags.job));
+  const ResolvedJob job = OrFail(ResolveJob(flags.job));
+  if (!job.speaks()) flags.output.quiet = true;
   if (flags.interventions.empty()) RunProof(flags, run, recipe, job, range);
   else RunBranch(flags, run, recipe, job, range);
 }

@@ -63,18 +63,18 @@ void PrintEnd(const TrainFlags& flags, const std::string& dir, TrainEnd end, int
   }
 }
 
-// Files are compared in rank 0; every rank reads the recipe it was given here.
-void RunTrain(const TrainFlags& flags) {
+void RunTrain(TrainFlags flags) {
   const Recipe recipe = RecipeOf(flags);
   const std::string dir = flags.resume.empty() ? flags.run_dir : flags.resume;
   if (dir.empty()) Fail(UsageError("train: expected -o DIR, the directory of the new run"));
-  const JobOptions job = OrFail(ResolveJob(flags.job));
+  const ResolvedJob job = OrFail(ResolveJob(flags.job));
+  if (!job.speaks()) flags.output.quiet = true;
   TrainOptions options;
   options.run_dir = dir;
   options.resume = !flags.resume.empty();
   options.until = flags.until;
   options.device = "cpu";
-  options.isa = IsaName(job.isa);
+  options.isa = IsaName(job.options.isa);
   options.stop = StopRequested;
   CatchStopSignals();
   std::unique_ptr<Progress> progress;
@@ -96,12 +96,13 @@ void RunTrain(const TrainFlags& flags) {
     digest = state;
     progress->Show(record.update, NoteOf(record));
   };
-  const Status status = RunJob(flags.job, job, say, [&](Comm& comm) -> Status {
-    RT_ASSIGN_OR_RETURN(end, Train(recipe, comm, job, options));
+  const Status status = RunJob(job, say, [&](Comm& comm) -> Status {
+    RT_ASSIGN_OR_RETURN(end, Train(recipe, comm, job.options, options));
     return {};
   });
   progress.reset();
   OrFail(status);
+  if (!job.speaks()) return;
   if (digest == Digest()) {  // nothing was left to do
     const RunReader run = OrFail(RunReader::Open(dir));
     position = run.history().last_position();

@@ -108,6 +108,12 @@ Status MakeBranch(const RunReader& run, Job& job, const BranchPlan& plan,
   all.insert(all.end(), plan.interventions.begin(), plan.interventions.end());
   RT_ASSIGN_OR_RETURN(InterventionScript script,
                       InterventionScript::Make(all, plan.first, plan.last));
+  for (const Intervention& intervention : all) {  // before anything is made or run
+    const auto only = intervention.arguments.find("only");
+    if (only == intervention.arguments.end()) continue;
+    RT_RETURN_IF_ERROR(
+        CheckGlob(job.layout(), only->second).Within("'" + intervention.Text() + "'"));
+  }
   RT_RETURN_IF_ERROR(GoBefore(run, job, plan.first, &before));
   std::unique_ptr<RunWriter> writer;
   Status created;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <cmath>
 #include <unordered_map>
 #include <utility>
@@ -138,12 +139,23 @@ Status EncodeDocuments(const DataBuildOptions& options, const Tokenizer& tokeniz
   return {};
 }
 
+// Before minutes of work, not after.
+Status MakeFolderOf(const std::string& prefix) {
+  const std::filesystem::path folder = std::filesystem::path(prefix).parent_path();
+  std::error_code error;
+  if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  if (!error) return {};
+  return UsageError(fmt::format("{}: the folder can not be made: {}", folder.string(),
+                                error.message()));
+}
+
 }  // namespace
 
 Result<DataBuildResult> BuildDataset(const DataBuildOptions& options,
                                      const DataProgress& progress) {
   const auto start = std::chrono::steady_clock::now();
   RT_RETURN_IF_ERROR(CheckOptions(options));
+  RT_RETURN_IF_ERROR(MakeFolderOf(options.output_prefix));
   DataBuildResult result;
   std::vector<PendingFile> trained;  // the new tokenizer, if any, until it is published
   std::string model;

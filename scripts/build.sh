@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up (scripts/setup.sh, whose options it takes), configures and builds into build/.
+# Sets up (scripts/setup.sh, whose options it takes), configures and builds into build/: the program,
+# and with --for-tests the tests too.
 #
 #   scripts/build.sh [--for-tests] [--without-torch]
 set -euo pipefail
@@ -20,4 +21,6 @@ if ! cmake -G Ninja -S . -B build >build/configure.log 2>&1; then
 fi
 grep -E '^-- retrace: ' build/configure.log || true
 echo "build: compiling with $jobs jobs"
-NINJA_STATUS='build [%f/%t, %es] ' ninja -C build -j "$jobs"
+target=program
+case " $* " in *" --for-tests "*) target=all ;; esac
+NINJA_STATUS='build [%f/%t, %es] ' ninja -C build -j "$jobs" "$target"

@@ -41,19 +41,23 @@ void InitialPiece(const Recipe& recipe, const TensorSpec& spec, const Piece& pie
   }
 }
 
-RankState InitialState(const Recipe& recipe, const ParameterMap& map) {
+RankState InitialState(const Recipe& recipe, const ParameterMap& map, Engine& engine) {
   RankState rank = MakeRankState(map);
   const Layout& layout = map.layout();
+  std::vector<std::pair<Piece, ShardState*>> work;
   for (int i = 0; i < map.shard_count(); ++i) {
     for (const Piece& piece : layout.pieces(map.first_shard() + i)) {
-      InitialPiece(recipe, layout.tensors()[piece.tensor], piece,
-                   rank.slab(i).slab(Component::kParameter).data() + piece.offset);
+      work.emplace_back(piece, &rank.slab(i));
     }
   }
   for (const ParameterMap::Replica& replica : map.replicas()) {
-    InitialPiece(recipe, layout.tensors()[replica.piece.tensor], replica.piece,
-                 rank.replicas.slab(Component::kParameter).data() + replica.piece.offset);
+    work.emplace_back(replica.piece, &rank.replicas);
   }
+  engine.pool().Run(static_cast<int64_t>(work.size()), [&](int64_t i, int) {
+    const auto& [piece, slab] = work[i];
+    InitialPiece(recipe, layout.tensors()[piece.tensor], piece,
+                 slab->slab(Component::kParameter).data() + piece.offset);
+  });
   return rank;
 }
 

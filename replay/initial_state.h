@@ -6,6 +6,7 @@
 
 #include "core/layout.h"
 #include "core/recipe.h"
+#include "kernels/engine.h"
 #include "replay/rank_state.h"
 
 namespace retrace {
@@ -20,8 +21,8 @@ namespace retrace {
 //            (residual-scaled: std / sqrt(2 * layers) for o_proj and down_proj)
 void InitialPiece(const Recipe& recipe, const TensorSpec& spec, const Piece& piece, float* out);
 
-// All of a rank's parameters; moments and counters zero.
-RankState InitialState(const Recipe& recipe, const ParameterMap& map);
+// All of a rank's parameters, drawn by the engine's threads; moments and counters zero.
+RankState InitialState(const Recipe& recipe, const ParameterMap& map, Engine& engine);
 
 }  // namespace retrace
 

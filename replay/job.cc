@@ -42,7 +42,7 @@ void Job::UseRecipe(const Recipe& recipe) {
 }
 
 Status Job::StartFresh() {
-  state_ = InitialState(recipe_, map_);
+  state_ = InitialState(recipe_, map_, engine_);
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "core/recipe_toml.h"
+#include "replay/non_finite_probe.h"
 
 namespace retrace {
 namespace {
@@ -66,11 +67,25 @@ Result<Before> Begin(Job& job, const TrainOptions& options, Recorder& recorder) 
   return before;
 }
 
-Status Halted(const UpdateResult& result, const std::string& run_dir) {
+// Lives the halted update again, with a probe, to name where it began. Collective.
+Status Halted(Job& job, const UpdateResult& result, const std::string& run_dir, Script* script) {
+  NonFiniteProbe probe;
+  job.set_probe(&probe);
+  const Status again = job.Advance(script).status();
+  job.set_probe(nullptr);
+  RT_RETURN_IF_ERROR(again);
+  RT_ASSIGN_OR_RETURN(const std::vector<std::string> found,
+                      GatherTexts(job.comm(), job.comm().World(), probe.found()));
+  std::string first;
+  for (const std::string& text : found) {
+    if (first.empty()) first = text;
+  }
   return FailedError(fmt::format(
-      "update {} halted before it changed anything: {}. The state before it is kept as {}@{}; "
-      "replay from there, or set optimizer.non_finite to 'skip' or 'record'",
-      result.record.update, result.reason, run_dir, result.record.update - 1));
+      "update {} halted before it changed anything: {}; the first value that is not finite is {}. "
+      "The state before it is kept as {}@{}: replay from there, or set optimizer.non_finite to "
+      "'skip' or 'record'",
+      result.record.update, result.reason, first.empty() ? "in the optimizer" : first, run_dir,
+      result.record.update - 1));
 }
 
 }  // namespace
@@ -108,7 +123,7 @@ Result<TrainEnd> Train(const Recipe& recipe, Comm& comm, const JobOptions& job_o
     const auto begin = std::chrono::steady_clock::now();
     RT_ASSIGN_OR_RETURN(const Job::Step step, job->Advance());
     if (step.result.action == UpdateAction::kHalted) {
-      halted = Halted(step.result, options.run_dir);
+      halted = Halted(*job, step.result, options.run_dir, nullptr);
       break;
     }
     const int64_t k = job->position();
@@ -144,7 +159,7 @@ Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int
     const auto begin = std::chrono::steady_clock::now();
     RT_ASSIGN_OR_RETURN(const Job::Step step, job.Advance(script));
     if (step.result.action == UpdateAction::kHalted) {
-      halted = Halted(step.result, run_dir);
+      halted = Halted(job, step.result, run_dir, script);
       break;
     }
     // After surgery in mid-branch the state does not follow from the journal: it is kept whole.

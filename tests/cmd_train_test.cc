@@ -194,6 +194,27 @@ TEST_F(Train, AChangedTokenOfTheDatasetShowsInTheReplay) {
   EXPECT_NE(std::string::npos, replayed.out.find("tokens  expected")) << replayed.out;
 }
 
+TEST_F(Train, ANonFiniteValueHaltsBeforeTheUpdateAndLeavesAStateThatReplayOpens) {
+  const std::string run = *folder_ / "halted";
+  const Finished halted = RunProgram(With(
+      TrainWords(run), {"--set", "schedule.peak=1e25", "--set", "schedule.warmup_steps=0",
+                        "--set", "schedule.shape=constant", "--set", "store.window=[0, 0]"}));
+  EXPECT_EQ(5, halted.code);
+  EXPECT_NE(std::string::npos, halted.err.find("halted before it changed anything")) << halted.err;
+  EXPECT_NE(std::string::npos, halted.err.find("mb0/")) << halted.err;
+  const int64_t last = StatesOf(run).rbegin()->first;
+  EXPECT_NE(std::string::npos, halted.err.find(run + "@" + std::to_string(last))) << halted.err;
+  const Finished replayed =
+      RunProgram({"replay", run, "--steps", "1.." + std::to_string(last), "--quiet"});
+  EXPECT_EQ(0, replayed.code) << replayed.out << replayed.err;
+  const Finished resumed = RunProgram({"train", "--resume", run, "--quiet"});
+  EXPECT_EQ(5, resumed.code);
+  const Finished branch =
+      RunProgram({"replay", run, "--steps", std::to_string(last) + ".." + std::to_string(last + 1),
+                  "--do", "lr:constant=0.001", "--out", *folder_ / "rescued", "--quiet"});
+  EXPECT_EQ(0, branch.code) << branch.err;
+}
+
 TEST_F(Train, BadWordsGetAMessageAndExitCodeTwo) {
   const std::string run = *folder_ / "whole", none = *folder_ / "none";
   const std::string tiny = std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml";

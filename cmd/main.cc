@@ -27,6 +27,9 @@ int main(int argc, char** argv) {
   retrace::AddDataCommand(app);
   retrace::AddTrainCommand(app);
   retrace::AddReplayCommand(app);
+  retrace::AddLogCommand(app);
+  retrace::AddShowCommand(app);
+  retrace::AddDiffCommand(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& error) {

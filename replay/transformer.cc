@@ -306,7 +306,9 @@ void Transformer<T>::HiddenNormBackward(const T* x, const Buffer& r, int tensor,
   const int64_t H = model_.hidden_size;
   T* dw = Gradient(0, tensor);
   NormWeight(x, r, dy, dw, tokens_, H);
-  ops_.scale({.x = dw, .y = dw, .scale = T(1), .round = Backward(Point::kWeights)}, 0, H);
+  if (Backward(Point::kWeights) != Rounding::kNone) {
+    ops_.scale({.x = dw, .y = dw, .scale = T(1), .round = Backward(Point::kWeights)}, 0, H);
+  }
   NormBackward(x, r, tensor, dy, dx, tokens_, H, Backward(gradient_of_input));
 }
 
@@ -827,6 +829,7 @@ void Transformer<T>::BackwardEmbedding(const TokenBatch& batch) {
         .dropped = model_.pad_lookup_gradient ? -1 : static_cast<int32_t>(model_.pad_token_id),
         .scale = embed_scale_, .round = Backward(Point::kEmbedding)};
     engine_.Run(ops_.embed_backward, args, H, tokens_, 16);
+    if (Backward(Point::kWeights) == Rounding::kNone) continue;
     engine_.Run(ops_.scale,
                 ScaleArgs<T>{.x = gradient, .y = gradient, .scale = T(1),
                              .round = Backward(Point::kWeights)},

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 
+#include "kernels/thread_pool.h"
 #include "replay/local_ranks.h"
 #include "replay/torch_plugin.h"
 
@@ -78,7 +79,7 @@ Result<ResolvedJob> ResolveJob(const JobFlags& flags) {
   }
   options.threads = flags.threads;
   if (options.threads == 0) {
-    options.threads = job.launched ? 1 : std::max(1, AvailableProcessors() / ranks);
+    options.threads = job.launched ? 1 : std::max(1, AvailableCpus() / ranks);
   }
   if (flags.isa == "best") return job;
   const std::optional<Isa> isa = ParseIsa(flags.isa);

@@ -17,9 +17,13 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "kernels/thread_pool.h"
 #include "replay/solo_comm.h"
 
 namespace retrace {
@@ -83,8 +87,20 @@ class Watch {
       : job_(std::move(job)), options_(options) {}
 
   void Add(int rank, pid_t pid) { children_.push_back({rank, pid}); }
-  void Start() {
-    thread_ = std::thread([this] { Run(); });
+  // The thread takes no signals: a handler of the program's interrupts rank 0's own thread.
+  Status Start() {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    Status status;
+    try {
+      thread_ = std::thread([this] { Run(); });
+    } catch (const std::system_error& error) {
+      status = FailedError(
+          fmt::format("can not start the thread that watches the ranks: {}", error.what()));
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return status;
   }
 
   // Rank 0 is back: returns when every child is reaped.
@@ -215,8 +231,12 @@ Status RunLocalRanks(int ranks, const LocalRanksOptions& options,
   Status status;
   {
     ShmComm comm(job, 0);
-    watch.Start();
-    status = CallAndMeet(fn, comm);
+    status = watch.Start();
+    if (status.ok()) {
+      status = CallAndMeet(fn, comm);
+    } else {
+      comm.Abort(status);
+    }
   }
   watch.Finish();
   return Combined(*job, status);
@@ -233,7 +253,7 @@ Status CallAndMeet(const std::function<Status(Comm&)>& fn, Comm& comm) {
 }
 
 std::string OversubscriptionNote(int ranks, int threads_per_rank) {
-  const int processors = AvailableProcessors();
+  const int processors = AvailableCpus();
   if (ranks * threads_per_rank <= processors) return "";
   return fmt::format(
       "{} ranks x {} threads = {} threads on {} available processors: they take turns, and a rank "

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -13,6 +12,8 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+
+#include "kernels/thread_pool.h"
 
 namespace retrace {
 namespace {
@@ -62,13 +63,6 @@ bool Reached(const std::atomic<uint32_t>& counter, uint32_t target) {
 size_t RoundUp(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 }  // namespace
-
-int AvailableProcessors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
 
 struct alignas(kLine) ShmJob::Message {
   CommCall call;
@@ -212,7 +206,7 @@ ShmComm::ShmComm(std::shared_ptr<ShmJob> job, int rank)
     : job_(std::move(job)), rank_(rank), slot_readers_(kSlots) {
   RT_CHECK(rank >= 0 && rank < job_->ranks());
   spin_us_ = job_->options().spin_us;
-  if (spin_us_ < 0) spin_us_ = job_->ranks() <= AvailableProcessors() ? 20 : 0;
+  if (spin_us_ < 0) spin_us_ = job_->ranks() <= AvailableCpus() ? 20 : 0;
   ShmJob::RankBlock& block = job_->rank_block(rank_);
   block.pid.store(getpid());
   RT_CHECK_EQ(uint32_t{kAbsent}, block.state.exchange(kJoined));

@@ -33,9 +33,6 @@ namespace retrace {
 
 inline constexpr int kShmRanksMax = 128;
 
-// Processors this process may run on (affinity mask).
-int AvailableProcessors();
-
 struct ShmOptions {
   size_t slot_bytes = 256 << 10;  // of staging; each rank has kShmSlots of them
   double time_limit_s = 300;      // of one call, time spent stopped (SIGSTOP, Ctrl-Z) not counted

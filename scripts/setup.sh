@@ -54,7 +54,7 @@ debian_packages() {
     return
   fi
   say "Debian packages: installing ${#missing[@]} of ${#wanted[@]}: ${missing[*]}"
-  local install=(apt-get install -y --no-install-recommends "${missing[@]}")
+  local install=(apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=300 "${missing[@]}")
   if [ "$(id -u)" != 0 ]; then
     echo "setup: not root, so please run this and start again:" >&2
     echo "  sudo apt-get update && sudo ${install[*]}" >&2
@@ -66,10 +66,11 @@ debian_packages() {
   : >"$log"
   apt-get update -q >>"$log" 2>&1 ||
     { tail -n 15 "$log" >&2; fail "apt-get update failed; all of its output is in $log"; }
-  # One line for each package that is set up, so that the wait can be seen to end.
+  # Every tenth package, so that the wait can be seen to end.
   "${install[@]}" 2>&1 | tee -a "$log" | awk '
-    /newly installed/ { total = $3 + $1; print "  " $0; fflush() }
-    /^Setting up / { printf "  %d of %d: %s\n", ++done, total, $3; fflush() }' ||
+    /newly installed/ { total = $1 + $3; print "  " $0; fflush() }
+    /^Unpacking / && ++unpacked % 10 == 0 { printf "  unpacked %d of %d\n", unpacked, total; fflush() }
+    /^Setting up / && ++done % 10 == 0 { printf "  set up %d of %d\n", done, total; fflush() }' ||
     { tail -n 15 "$log" >&2; fail "apt-get install failed; all of its output is in $log"; }
 }
 

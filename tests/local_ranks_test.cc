@@ -16,6 +16,8 @@
 #include <string>
 #include <thread>
 
+#include "kernels/thread_pool.h"
+
 namespace retrace {
 namespace {
 
@@ -200,7 +202,7 @@ TEST(LocalRanks, JobsFollowEachOtherInOneProcess) {
 }
 
 TEST(LocalRanks, OversubscriptionIsSaidAndOnlyThen) {
-  const int processors = AvailableProcessors();
+  const int processors = AvailableCpus();
   EXPECT_EQ("", OversubscriptionNote(1, processors));
   EXPECT_EQ("", OversubscriptionNote(processors, 1));
   const std::string note = OversubscriptionNote(processors + 1, 2);

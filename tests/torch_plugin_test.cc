@@ -65,5 +65,23 @@ TEST(TorchPlugin, MissingRanksAreReportedAtTheTimeLimit) {
   }
 }
 
+// torchrun's agent serves the store, and all ranks, 0 too, come as its clients.
+TEST(TorchPlugin, StoreOfTheLauncherIsJoinedNotServed) {
+  if (!FindTorchPlugin().ok()) GTEST_SKIP() << FindTorchPlugin().status().message();
+  JobEnvironment job;
+  job.launcher = "this test";
+  job.master_host = "127.0.0.1";
+  job.master_port = 20000 + (getpid() + 6000) % 12000;
+  job.attempt = "agent";
+  const auto agent = JoinJob(job, {.join_s = 60});
+  ASSERT_TRUE(agent.ok()) << agent.status().message();
+  job.launcher_serves = true;
+  job.attempt = "job/0";
+  const auto rank = JoinJob(job, {.join_s = 60});
+  ASSERT_TRUE(rank.ok()) << rank.status().message();
+  const Status status = (*rank.value()).Barrier({0, 1, 1});
+  EXPECT_TRUE(status.ok()) << status.message();
+}
+
 }  // namespace
 }  // namespace retrace

@@ -27,7 +27,7 @@ Result<InterventionScript> ParentScript(const RunReader& run) {
 }
 
 // The state before update `first`, replayed from the nearest kept one where it is not kept itself.
-Status GoBefore(const RunReader& run, Job& job, int64_t first, InterventionScript* script) {
+Status GoBeforeWith(const RunReader& run, Job& job, int64_t first, InterventionScript* script) {
   const Timeline timeline(run, job.layout(), job.engine());
   const int64_t from = timeline.LastReachable(first - 1);
   if (from < 0) return UsageError(run.dir() + ": no state is kept at or before " +
@@ -69,11 +69,39 @@ Result<std::vector<Intervention>> InheritedInterventions(const RunReader& run, i
   return inherited;
 }
 
+Status GoBefore(const RunReader& run, Job& job, int64_t first) {
+  RT_RETURN_IF_ERROR(CheckRange(run, first, first, false));
+  RT_ASSIGN_OR_RETURN(InterventionScript script, ParentScript(run));
+  return GoBeforeWith(run, job, first, &script);
+}
+
+Result<InterventionScript> BranchScript(const RunReader& run, const Job& job, int64_t first,
+                                        int64_t last,
+                                        const std::vector<Intervention>& interventions) {
+  RT_ASSIGN_OR_RETURN(const std::vector<Intervention> inherited,
+                      InheritedInterventions(run, first));
+  std::vector<Intervention> all;
+  for (Intervention intervention : inherited) {
+    // The first state of a branch is after the surgery that its own lineage dates there.
+    const bool done = intervention.kind->edit_state && *intervention.first == first &&
+                      first - 1 == run.history().first_position();
+    if (done || *intervention.first > last) continue;
+    intervention.first = std::max(*intervention.first, first);
+    intervention.last = std::min(*intervention.last, last);
+    all.push_back(std::move(intervention));
+  }
+  all.insert(all.end(), interventions.begin(), interventions.end());
+  RT_ASSIGN_OR_RETURN(InterventionScript script,
+                      InterventionScript::Make(std::move(all), first, last));
+  RT_RETURN_IF_ERROR(script.Check(job));
+  return script;
+}
+
 Result<bool> ReplayAsRecorded(const RunReader& run, Job& job, int64_t first, int64_t last,
                               const std::function<void(const ReplayedUpdate&)>& visit) {
   RT_RETURN_IF_ERROR(CheckRange(run, first, last, true));
   RT_ASSIGN_OR_RETURN(InterventionScript script, ParentScript(run));
-  RT_RETURN_IF_ERROR(GoBefore(run, job, first, &script));
+  RT_RETURN_IF_ERROR(GoBeforeWith(run, job, first, &script));
   while (job.position() < last) {
     if (job.position() > run.history().first_position()) {
       RT_ASSIGN_OR_RETURN(const bool edited, job.Edit(&script));
@@ -98,23 +126,9 @@ Result<bool> ReplayAsRecorded(const RunReader& run, Job& job, int64_t first, int
 Status MakeBranch(const RunReader& run, Job& job, const BranchPlan& plan,
                   const std::function<void(const UpdateRecord&, const Digest&)>& updated) {
   RT_RETURN_IF_ERROR(CheckRange(run, plan.first, plan.last, false));
-  RT_ASSIGN_OR_RETURN(InterventionScript before, ParentScript(run));
-  // What the parent has in force from here on stays in force, for as long as the branch lasts.
-  RT_ASSIGN_OR_RETURN(std::vector<Intervention> all, InheritedInterventions(run, plan.first));
-  for (Intervention& intervention : all) {
-    intervention.first = std::max(*intervention.first, plan.first);
-    intervention.last = std::min(*intervention.last, plan.last);
-  }
-  all.insert(all.end(), plan.interventions.begin(), plan.interventions.end());
   RT_ASSIGN_OR_RETURN(InterventionScript script,
-                      InterventionScript::Make(all, plan.first, plan.last));
-  for (const Intervention& intervention : all) {  // before anything is made or run
-    const auto only = intervention.arguments.find("only");
-    if (only == intervention.arguments.end()) continue;
-    RT_RETURN_IF_ERROR(
-        CheckGlob(job.layout(), only->second).Within("'" + intervention.Text() + "'"));
-  }
-  RT_RETURN_IF_ERROR(GoBefore(run, job, plan.first, &before));
+                      BranchScript(run, job, plan.first, plan.last, plan.interventions));
+  RT_RETURN_IF_ERROR(GoBefore(run, job, plan.first));
   std::unique_ptr<RunWriter> writer;
   Status created;
   if (job.is_rank0()) {

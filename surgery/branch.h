@@ -17,6 +17,17 @@ namespace retrace {
 // nothing. Errors: kDamaged where the lineage names interventions that this build does not know.
 Result<std::vector<Intervention>> InheritedInterventions(const RunReader& run, int64_t first);
 
+// Takes the job to RUN@(first-1), replayed from the nearest kept state where it is not kept itself.
+// Errors: kUsage where the run does not have it; kDamaged where replay towards it parts from the
+// recording.
+Status GoBefore(const RunReader& run, Job& job, int64_t first);
+
+// What is in force in a branch of updates first..last: what the parent has in force, for as long as
+// the branch lasts, then `interventions`. Checked as far as it can be before anything runs.
+Result<InterventionScript> BranchScript(const RunReader& run, const Job& job, int64_t first,
+                                        int64_t last,
+                                        const std::vector<Intervention>& interventions);
+
 // How a replayed update compares with its recording.
 struct ReplayedUpdate {
   int64_t update = 0;

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 
 #include "core/nearest_name.h"
+#include "core/recipe_check.h"
 #include "surgery/registry.h"
 
 namespace retrace {
@@ -182,6 +184,26 @@ Result<Recipe> InterventionScript::RecipeFor(int64_t update, const Recipe& base)
   return recipe;
 }
 
+Status InterventionScript::Check(const Job& job) {
+  std::set<int64_t> changes;  // updates at which the recipe in force may change
+  for (const Intervention& intervention : interventions_) {
+    changes.insert(*intervention.first);
+    const auto only = intervention.arguments.find("only");
+    if (only == intervention.arguments.end()) continue;
+    RT_RETURN_IF_ERROR(
+        CheckGlob(job.layout(), only->second).Within("'" + intervention.Text() + "'"));
+  }
+  for (const Intervention& intervention : interventions_) {
+    if (*intervention.last < last_) changes.insert(*intervention.last + 1);
+  }
+  for (const int64_t update : changes) {
+    RT_ASSIGN_OR_RETURN(const Recipe recipe, RecipeFor(update, job.recipe()));
+    RT_RETURN_IF_ERROR(
+        CheckRecipe(recipe).Within("the interventions in force at update " + std::to_string(update)));
+  }
+  return {};
+}
+
 std::string InterventionScript::Text() const {
   std::string text;
   for (const Intervention& intervention : interventions_) text += intervention.Text() + "\n";
@@ -226,6 +248,22 @@ Result<uint64_t> WholeArgument(const Arguments& arguments, const std::string& na
   }
   return UsageError(name + ": expected a whole number of at most 2^53, got '" +
                     arguments.at(name) + "'");
+}
+
+Result<double> NumberArgumentIn(const Arguments& arguments, const std::string& name, double low,
+                                double high) {
+  RT_ASSIGN_OR_RETURN(const double value, NumberArgument(arguments, name));
+  if (value >= low && value <= high) return value;
+  return UsageError(fmt::format("{}: expected a number in {} .. {}, got '{}'", name, low, high,
+                                arguments.at(name)));
+}
+
+Status ChoiceArgument(const Arguments& arguments, const std::string& name,
+                      const std::vector<std::string>& choices) {
+  const std::string& value = arguments.at(name);
+  if (std::find(choices.begin(), choices.end(), value) != choices.end()) return {};
+  return UsageError(fmt::format("{}: expected one of {}, got '{}'; the nearest is '{}'", name,
+                                fmt::join(choices, ", "), value, NearestName(value, choices)));
 }
 
 Status CheckGlob(const Layout& layout, const std::string& glob) {

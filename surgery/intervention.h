@@ -74,6 +74,10 @@ class InterventionScript : public Script {
   Result<Recipe> RecipeFor(int64_t update, const Recipe& base) override;
   std::string Text() const;  // canonical, one a line
 
+  // What can be known before anything runs: every glob matches, and every recipe that will be in
+  // force is valid. Errors: kUsage.
+  Status Check(const Job& job);
+
  private:
   std::vector<Intervention> interventions_;
   int64_t first_ = 0, last_ = 0;
@@ -85,6 +89,12 @@ bool GlobMatches(std::string_view glob, std::string_view name);
 // Numbers of arguments. Errors: kUsage naming the parameter.
 Result<double> NumberArgument(const Arguments& arguments, const std::string& name);
 Result<uint64_t> WholeArgument(const Arguments& arguments, const std::string& name);  // <= 2^53
+// In low .. high, both included; a NaN is not.
+Result<double> NumberArgumentIn(const Arguments& arguments, const std::string& name, double low,
+                                double high);
+// Errors: kUsage where the value is none of `choices`; it names the nearest.
+Status ChoiceArgument(const Arguments& arguments, const std::string& name,
+                      const std::vector<std::string>& choices);
 
 // Errors: kUsage where no tensor matches.
 Status CheckGlob(const Layout& layout, const std::string& glob);

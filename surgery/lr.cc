@@ -20,6 +20,7 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   ScheduleRecipe& schedule = recipe->schedule;
   if (arguments.at("constant") != "none") {
     RT_ASSIGN_OR_RETURN(schedule.peak, NotNegative(arguments, "constant"));
+    schedule.initial = schedule.peak;  // not used, but above the peak it is no valid recipe
     schedule.shape = LrShape::kConstant;
     schedule.warmup_steps = 0;
     return {};

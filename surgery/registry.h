@@ -8,15 +8,34 @@
 
 namespace retrace {
 
+extern const InterventionKind kAttention;
+extern const InterventionKind kAttnScale;
+extern const InterventionKind kBeta1;
+extern const InterventionKind kBeta2;
 extern const InterventionKind kClip;
+extern const InterventionKind kEmbedScale;
+extern const InterventionKind kEps;
+extern const InterventionKind kGraft;
 extern const InterventionKind kInit;
+extern const InterventionKind kLayerScalar;
 extern const InterventionKind kLr;
+extern const InterventionKind kLrIndexing;
+extern const InterventionKind kPadLookup;
+extern const InterventionKind kPartials;
 extern const InterventionKind kPerturb;
 extern const InterventionKind kPrecision;
 extern const InterventionKind kResetMoments;
+extern const InterventionKind kScale;
+extern const InterventionKind kScaleMoments;
+extern const InterventionKind kSetCounter;
+extern const InterventionKind kSoftcap;
+extern const InterventionKind kWeightDecay;
 
 inline std::vector<const InterventionKind*> RegisteredKinds() {
-  return {&kClip, &kInit, &kLr, &kPerturb, &kPrecision, &kResetMoments};
+  return {&kAttention, &kAttnScale, &kBeta1, &kBeta2, &kClip, &kEmbedScale, &kEps,
+          &kGraft, &kInit, &kLayerScalar, &kLr, &kLrIndexing, &kPadLookup, &kPartials,
+          &kPerturb, &kPrecision, &kResetMoments, &kScale, &kScaleMoments, &kSetCounter,
+          &kSoftcap, &kWeightDecay};
 }
 
 }  // namespace retrace

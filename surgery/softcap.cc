@@ -1,0 +1,34 @@
+// softcap: another cap on the logits, or none.
+#include "surgery/registry.h"
+
+namespace retrace {
+namespace {
+
+Status Edit(const Arguments& arguments, Recipe* recipe) {
+  recipe->model.final_logit_softcapping = 0;
+  if (arguments.at("value") == "off") return {};
+  RT_ASSIGN_OR_RETURN(const double cap, NumberArgumentIn(arguments, "value", 0, 1e30));
+  if (cap == 0) return UsageError("value: expected a cap above 0, or off, got '" +
+                                  arguments.at("value") + "'");
+  recipe->model.final_logit_softcapping = cap;
+  return {};
+}
+
+Status Check(const Arguments& arguments) {
+  Recipe recipe;
+  return Edit(arguments, &recipe);
+}
+
+}  // namespace
+
+const InterventionKind kSoftcap = {
+    .name = "softcap",
+    .summary = "Cap the logits z as c tanh(z / c) with another c, or not at all",
+    .touches = "recipe: model.final_logit_softcapping",
+    .example = "softcap:off",
+    .reference = "Gemma Team 2024, arXiv 2408.00118",
+    .parameters = {{"value", "c above 0, or off", ""}},
+    .check = Check,
+    .edit_recipe = Edit};
+
+}  // namespace retrace

@@ -1,0 +1,40 @@
+// weight-decay: another decoupled weight decay, or other tensors that it acts on.
+#include "surgery/registry.h"
+
+namespace retrace {
+namespace {
+
+Status Edit(const Arguments& arguments, Recipe* recipe) {
+  const std::string &value = arguments.at("value"), &which = arguments.at("which");
+  if (value == "recipe" && which == "recipe") {
+    return UsageError("expected value=DECAY, which=all|matrices, or both");
+  }
+  if (value != "recipe") {
+    RT_ASSIGN_OR_RETURN(recipe->optimizer.weight_decay,
+                        NumberArgumentIn(arguments, "value", 0, 1e30));
+  }
+  RT_RETURN_IF_ERROR(ChoiceArgument(arguments, "which", {"recipe", "all", "matrices"}));
+  if (which == "all") recipe->optimizer.decay_on = DecayOn::kAll;
+  if (which == "matrices") recipe->optimizer.decay_on = DecayOn::kMatrices;
+  return {};
+}
+
+Status Check(const Arguments& arguments) {
+  Recipe recipe;
+  return Edit(arguments, &recipe);
+}
+
+}  // namespace
+
+const InterventionKind kWeightDecay = {
+    .name = "weight-decay",
+    .summary = "Decay weights at another rate, on all tensors or on matrices only",
+    .touches = "recipe: optimizer.weight_decay, optimizer.decay_on",
+    .example = "weight-decay:0.033,which=matrices",
+    .reference = "Loshchilov and Hutter 2019, arXiv 1711.05101; Megatron Core decays tensors of two dimensions only",
+    .parameters = {{"value", "times the learning rate, at least 0, or recipe", "recipe"},
+                   {"which", "all, matrices, or recipe", "recipe"}},
+    .check = Check,
+    .edit_recipe = Edit};
+
+}  // namespace retrace

@@ -37,7 +37,8 @@ Two runs are compared at the positions that both have: states by their digests, 
 timing. Recipes and interventions are listed; they do not decide.
 Exit code 0: the same, 1: they differ, 2: usage, 3: damaged.)";
 
-constexpr size_t kListMax = 8;  // of names and scalars in text
+constexpr size_t kValueMax = 48;
+constexpr size_t kListMax = 8;              // of names and scalars in text
 constexpr uint64_t kUlpShown = 10'000'000;  // in full below
 
 struct DiffFlags {
@@ -51,9 +52,9 @@ struct DiffFlags {
 struct Side {
   std::string text;
   StateAddress address;
-  std::unique_ptr<OpenedRun> run;       // nullptr: a file
+  std::unique_ptr<OpenedRun> run;  // nullptr: a file
   std::optional<SafetensorsFile> file;
-  std::vector<std::vector<float>> storage;        // of tensors that are read
+  std::vector<std::vector<float>> storage;  // of tensors that are read
   std::optional<State> state;
 
   bool IsState() const { return run && address.position; }
@@ -95,16 +96,28 @@ std::string ElementText(const ComparedTensor& tensor) {
 
 Json JsonOf(const ComparedTensor& tensor) {
   const TensorDifference& d = tensor.difference;
-  Json json = {{"name", tensor.name}, {"component", tensor.component}, {"shape", tensor.shape},
-               {"elements", d.elements}, {"differing", d.differing}, {"max_ulp", d.max_ulp},
-               {"max_abs", Number(d.max_abs)}, {"max_rel", Number(d.max_rel)},
-               {"relative_l2", Number(d.RelativeL2())}, {"cosine", Number(d.Cosine())},
-               {"nan_a", d.nan_a}, {"nan_b", d.nan_b}, {"nan_one_side", d.nan_one_side},
-               {"nan_bits", d.nan_bits}, {"signed_zeros", d.signed_zeros}};
+  Json json = {{"name", tensor.name},
+               {"component", tensor.component},
+               {"shape", tensor.shape},
+               {"elements", d.elements},
+               {"differing", d.differing},
+               {"max_ulp", d.max_ulp},
+               {"max_abs", Number(d.max_abs)},
+               {"max_rel", Number(d.max_rel)},
+               {"relative_l2", Number(d.RelativeL2())},
+               {"cosine", Number(d.Cosine())},
+               {"nan_a", d.nan_a},
+               {"nan_b", d.nan_b},
+               {"nan_one_side", d.nan_one_side},
+               {"nan_bits", d.nan_bits},
+               {"signed_zeros", d.signed_zeros}};
   if (d.first) {
     const ElementDifference& e = *d.first;
-    json["first"] = {{"index", e.index}, {"at", tensor.IndexText(e.index)}, {"a", Number(e.a)},
-                     {"b", Number(e.b)}, {"a_bits", std::bit_cast<uint32_t>(e.a)},
+    json["first"] = {{"index", e.index},
+                     {"at", tensor.IndexText(e.index)},
+                     {"a", Number(e.a)},
+                     {"b", Number(e.b)},
+                     {"a_bits", std::bit_cast<uint32_t>(e.a)},
                      {"b_bits", std::bit_cast<uint32_t>(e.b)},
                      {"ulp", e.ulp == kUlpNan ? Json(nullptr) : Json(e.ulp)}};
   }
@@ -158,7 +171,8 @@ void AddNumbers(const TensorDifference& d, std::vector<std::string>* cells) {
   cells->push_back(ShareText(d.differing, d.elements));
   cells->push_back(d.max_ulp < kUlpShown ? Grouped(static_cast<int64_t>(d.max_ulp))
                                          : fmt::format("{:.3g}", static_cast<double>(d.max_ulp)));
-  for (double x : {d.max_abs, d.max_rel, d.RelativeL2()}) cells->push_back(fmt::format("{:.3g}", x));
+  for (double x : {d.max_abs, d.max_rel, d.RelativeL2()})
+    cells->push_back(fmt::format("{:.3g}", x));
   cells->push_back(fmt::format("{:.6f}", d.Cosine()));
   cells->push_back(SpecialText(d));
 }
@@ -211,8 +225,7 @@ std::string TensorsText(const DiffFlags& flags, const TensorSetDifference& set) 
       int64_t count = 0;
       for (const ComparedTensor& tensor : set.tensors) count += tensor.component == component;
       std::vector<std::string> cells = {
-          component,
-          fmt::format("{} of {}", ByRelativeL2(set, component).size(), count)};
+          component, fmt::format("{} of {}", ByRelativeL2(set, component).size(), count)};
       // A component whose tensors are all known to be equal was not read: it has no sums to show.
       AddNumbers(Together(set, component), &cells);
       table.AddRow(std::move(cells));
@@ -264,8 +277,10 @@ std::vector<ScalarLine> ScalarLines(const std::vector<ScalarDifference>& scalars
     const auto like = std::find_if(lines.begin(), lines.end(), [&](const ScalarLine& line) {
       return adam_t && line.tensors > 0 && line.scalar.a == scalar.a && line.scalar.b == scalar.b;
     });
-    if (like != lines.end()) ++like->tensors;
-    else lines.push_back({scalar, adam_t ? 1 : 0});
+    if (like != lines.end())
+      ++like->tensors;
+    else
+      lines.push_back({scalar, adam_t ? 1 : 0});
   }
   return lines;
 }
@@ -276,9 +291,9 @@ std::string ScalarsText(const DiffFlags& flags, const std::vector<ScalarDifferen
   const std::vector<ScalarLine> lines = ScalarLines(scalars);
   for (size_t i = 0; i < std::min(lines.size(), 2 * kListMax); ++i) {
     const ScalarDifference& s = lines[i].scalar;
-    table.AddRow({lines[i].tensors > 1 ? fmt::format("adam_t of {} tensors", lines[i].tensors)
-                                       : s.name,
-                  s.a, s.b});
+    table.AddRow(
+        {lines[i].tensors > 1 ? fmt::format("adam_t of {} tensors", lines[i].tensors) : s.name, s.a,
+         s.b});
   }
   std::string text = table.Text(flags.output);
   if (lines.size() > 2 * kListMax) {
@@ -314,7 +329,8 @@ std::string FirstWords(const StateDifference& difference) {
     components += (components.empty() ? " (" : ", ") + component;
   }
   if (!components.empty()) components += ")";
-  const std::string compared = fmt::format("{} tensors{}", set.tensors.size(), components);
+  const std::string compared = fmt::format("{} tensor{}{}", set.tensors.size(),
+                                           set.tensors.size() == 1 ? "" : "s", components);
   if (difference.scalars.empty()) return compared;
   const ScalarDifference& s = difference.scalars[0];
   return fmt::format("{}: {} and {}; {} are the same", s.name, s.a, s.b, compared);
@@ -367,16 +383,17 @@ Result<std::vector<NamedTensor>> FileTensors(const DiffFlags& flags, Side* side)
   for (const auto& [name, stored] : side->file->tensors()) {
     if (!GlobMatches(flags.only, name)) continue;
     if (stored.type != TensorType::kF32 && stored.type != TensorType::kBf16) {
-      return UnsupportedError(fmt::format("{}: tensor '{}' is {}; diff compares F32 and BF16 "
-                                          "(--only leaves others out)",
-                                          side->text, name, TypeName(stored.type)));
+      return UnsupportedError(
+          fmt::format("{}: tensor '{}' is {}; diff compares F32 and BF16 "
+                      "(--only leaves others out)",
+                      side->text, name, TypeName(stored.type)));
     }
     RT_ASSIGN_OR_RETURN(std::vector<float> values, side->file->ReadFloat(name));
     side->storage.push_back(std::move(values));
     const int64_t cols = stored.shape.empty() ? 1 : stored.shape.back();
     const int64_t rows = cols == 0 ? 0 : stored.numel() / cols;
-    tensors.push_back({name, "p", stored.shape,
-                       TensorView(rows, cols, side->storage.back().data()), false});
+    tensors.push_back(
+        {name, "p", stored.shape, TensorView(rows, cols, side->storage.back().data()), false});
   }
   return tensors;
 }
@@ -402,7 +419,8 @@ Result<std::vector<NamedTensor>> TensorsOf(const DiffFlags& flags, Side* side,
 void CountInBf16(const Side& a, const Side& b, TensorSetDifference* set) {
   if (!a.file || !b.file) return;
   for (ComparedTensor& tensor : set->tensors) {
-    const auto in_a = a.file->tensors().find(tensor.name), in_b = b.file->tensors().find(tensor.name);
+    const auto in_a = a.file->tensors().find(tensor.name),
+               in_b = b.file->tensors().find(tensor.name);
     if (in_a == a.file->tensors().end() || in_b == b.file->tensors().end() ||
         in_a->second.type != TensorType::kBf16 || in_b->second.type != TensorType::kBf16) {
       continue;
@@ -452,12 +470,10 @@ void DiffAddressed(const DiffFlags& flags, Side* a, Side* b) {
     if (side->run) OrFail(SelectionOf(side->run->layout(), flags.only, "").status());
   }
   if (!AlikeStates(*a, *b)) return DiffSets(flags, a, b);
-  const Selection selection = OnlyOf(
-      flags, OrFail(SelectionOf(a->run->layout(), a->address.glob, a->address.component)));
-  RecordedState state_a(a->run->reader(), a->run->layout(), a->run->engine(),
-                        *a->address.position);
-  RecordedState state_b(b->run->reader(), b->run->layout(), b->run->engine(),
-                        *b->address.position);
+  const Selection selection =
+      OnlyOf(flags, OrFail(SelectionOf(a->run->layout(), a->address.glob, a->address.component)));
+  RecordedState state_a(a->run->reader(), a->run->layout(), a->run->engine(), *a->address.position);
+  RecordedState state_b(b->run->reader(), b->run->layout(), b->run->engine(), *b->address.position);
   StateDifference difference = OrFail(DiffRecorded(state_a, state_b, selection));
   // Who asks for tensors does not ask for counters.
   if (!a->address.glob.empty() || !a->address.component.empty() || !flags.only.empty()) {
@@ -487,11 +503,11 @@ std::vector<FieldDifference> DiffRecords(const UpdateRecord& a, const UpdateReco
     }
     int64_t count = std::llabs(std::ssize(a.tensor_norms) - std::ssize(b.tensor_norms));
     for (size_t t = 0; t < std::min(a.tensor_norms.size(), b.tensor_norms.size()); ++t) {
-      count += std::bit_cast<uint64_t>(a.tensor_norms[t]) !=
-               std::bit_cast<uint64_t>(b.tensor_norms[t]);
+      count +=
+          std::bit_cast<uint64_t>(a.tensor_norms[t]) != std::bit_cast<uint64_t>(b.tensor_norms[t]);
     }
-    fields.push_back({fmt::format("tensor_norms, {} of {}", count, a.tensor_norms.size()), "...",
-                      "..."});
+    fields.push_back(
+        {fmt::format("tensor_norms, {} of {}", count, a.tensor_norms.size()), "...", "..."});
   }
   if (!x.contains("evaluation_loss") && y.contains("evaluation_loss")) {
     fields.push_back({"evaluation_loss", "-", text(y, "evaluation_loss")});
@@ -500,19 +516,19 @@ std::vector<FieldDifference> DiffRecords(const UpdateRecord& a, const UpdateReco
 }
 
 struct RunDifference {
-  int64_t first = 0, last = 0;  // common positions
-  bool digests = true;          // of equal V: they say whether states are the same
-  std::optional<int64_t> state;   // the first position whose states differ
-  std::optional<int64_t> record;  // the first update whose records differ, up to that
-  std::vector<FieldDifference> fields;   // of that record
-  std::optional<int64_t> compared;       // the position whose tensors were compared
+  int64_t first = 0, last = 0;          // common positions
+  bool digests = true;                  // of equal V: they say whether states are the same
+  std::optional<int64_t> state;         // the first position whose states differ
+  std::optional<int64_t> record;        // the first update whose records differ, up to that
+  std::vector<FieldDifference> fields;  // of that record
+  std::optional<int64_t> compared;      // the position whose tensors were compared
   StateDifference tensors;
 
   bool identical() const { return !state && !record; }
 };
 
-// Ledgers are in memory whole, so every common digest is looked at: unlike in a search by halves, two
-// chains that part and meet again are told from two that never part.
+// Ledgers are in memory whole, so every common digest is looked at: unlike in a search by halves,
+// two chains that part and meet again are told from two that never part.
 std::optional<int64_t> FirstOtherDigest(const RunHistory& a, const RunHistory& b, int64_t first,
                                         int64_t last) {
   for (int64_t k = first; k <= last; ++k) {
@@ -542,9 +558,10 @@ Status FindByStates(const DiffFlags& flags, OpenedRun& a, OpenedRun& b, RunDiffe
   d->digests = false;
   const std::vector<int64_t> kept = KeptByBoth(a.history(), b.history(), d->first, d->last);
   if (kept.empty()) {
-    return UsageError(fmt::format("{} and {}: the runs are of {} and {} virtual shards, so only "
-                                  "states tell whether they are the same; none is kept by both",
-                                  a.dir(), b.dir(), a.layout().shards(), b.layout().shards()));
+    return UsageError(
+        fmt::format("{} and {}: the runs are of {} and {} virtual shards, so only "
+                    "states tell whether they are the same; none is kept by both",
+                    a.dir(), b.dir(), a.layout().shards(), b.layout().shards()));
   }
   size_t low = 0, high = kept.size();  // the first that differs is in [low, high]
   while (low < high) {
@@ -589,9 +606,9 @@ Result<RunDifference> DiffRuns(const DiffFlags& flags, OpenedRun& a, OpenedRun& 
     RT_RETURN_IF_ERROR(FindByStates(flags, a, b, &d));
   } else {
     d.state = FirstOtherDigest(x, y, d.first, d.last);
-    const std::vector<int64_t> kept =
-        d.state && !flags.output.quiet ? KeptByBoth(x, y, *d.state, d.last)
-                                       : std::vector<int64_t>();
+    const std::vector<int64_t> kept = d.state && !flags.output.quiet
+                                          ? KeptByBoth(x, y, *d.state, d.last)
+                                          : std::vector<int64_t>();
     if (!kept.empty()) {
       d.compared = kept[0];
       RT_ASSIGN_OR_RETURN(d.tensors, DiffAt(flags, a, b, kept[0]));
@@ -599,6 +616,24 @@ Result<RunDifference> DiffRuns(const DiffFlags& flags, OpenedRun& a, OpenedRun& 
   }
   RT_RETURN_IF_ERROR(FindRecord(x, y, &d));
   return d;
+}
+
+// A recipe's value on one line, its end left out where it is long.
+std::string ValueText(const std::string& value) {
+  std::string text;
+  for (char c : value) {
+    const bool blank = c == ' ' || c == '\n';
+    if (!blank)
+      text += c;
+    else if (!text.empty() && text.back() != ' ' && text.back() != '[')
+      text += ' ';
+  }
+  if (text.size() > kValueMax) {
+    size_t end = kValueMax - 3;
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // a whole one
+    text = text.substr(0, end) + "...";
+  }
+  return text;
 }
 
 std::string KinText(const OpenedRun& a, const OpenedRun& b) {
@@ -628,10 +663,11 @@ std::string RunWords(const RunDifference& d) {
   if (!d.state) return words + fmt::format("the states of {}..{} are the same", d.first, d.last);
   words += fmt::format("first differing {}: {}", d.digests ? "state" : "kept state", *d.state);
   if (*d.state == d.first) return words + ", the first position of both";
+  if (!d.digests) return words;  // those between kept states are not known
   return words + fmt::format(" (after update {}); the same: {}", *d.state,
-                             *d.state - 1 == d.first ? fmt::format("{}", d.first)
-                                                     : fmt::format("{}..{}", d.first,
-                                                                   *d.state - 1));
+                             *d.state - 1 == d.first
+                                 ? fmt::format("{}", d.first)
+                                 : fmt::format("{}..{}", d.first, *d.state - 1));
 }
 
 std::string RunText(const DiffFlags& flags, const OpenedRun& a, const OpenedRun& b,
@@ -644,19 +680,20 @@ std::string RunText(const DiffFlags& flags, const OpenedRun& a, const OpenedRun&
   out += KinText(a, b);
   if (!recipes.empty()) {
     TextTable table({{"recipe", true}, {"A", true}, {"B", true}});
-    for (const RecipeDifference& r : recipes) table.AddRow({r.key, r.a, r.b});
+    for (const RecipeDifference& r : recipes) table.AddRow({r.key, ValueText(r.a), ValueText(r.b)});
     out += "\n" + table.Text(flags.output);
   }
   if (d.record) {
-    TextTable table({{fmt::format("record of update {}", *d.record), true}, {"A", true},
-                     {"B", true}});
+    TextTable table(
+        {{fmt::format("record of update {}", *d.record), true}, {"A", true}, {"B", true}});
     for (const FieldDifference& f : d.fields) table.AddRow({f.name, f.a, f.b});
     out += "\n" + table.Text(flags.output);
   }
   if (!d.state) return out;
   if (!d.compared) {
-    return out + "\nno later state is kept by both, so tensors are not compared; 'retrace replay' "
-                 "with --out makes a branch that keeps its states\n";
+    return out +
+           "\nno later state is kept by both, so tensors are not compared; 'retrace replay' "
+           "with --out makes a branch that keeps its states\n";
   }
   out += fmt::format("\nstates at {}{}: {}\n\n", *d.compared,
                      *d.compared == *d.state ? "" : ", the first from there on that both keep",
@@ -664,10 +701,13 @@ std::string RunText(const DiffFlags& flags, const OpenedRun& a, const OpenedRun&
   return out + ScalarsText(flags, d.tensors.scalars) + TensorsText(flags, d.tensors.tensors);
 }
 
-Json RunJson(const DiffFlags& flags, const OpenedRun& a, const OpenedRun& b,
-             const RunDifference& d, const std::vector<RecipeDifference>& recipes) {
-  Json json = {{"a", flags.a}, {"b", flags.b}, {"identical", d.identical()},
-               {"first_common", d.first}, {"last_common", d.last}};
+Json RunJson(const DiffFlags& flags, const OpenedRun& a, const OpenedRun& b, const RunDifference& d,
+             const std::vector<RecipeDifference>& recipes) {
+  Json json = {{"a", flags.a},
+               {"b", flags.b},
+               {"identical", d.identical()},
+               {"first_common", d.first},
+               {"last_common", d.last}};
   json["first_differing_state"] = d.state ? Json(*d.state) : Json(nullptr);
   json["first_differing_record"] = d.record ? Json(*d.record) : Json(nullptr);
   json["record"] = Json::array();
@@ -694,8 +734,10 @@ void CompareRuns(const DiffFlags& flags, OpenedRun& a, OpenedRun& b) {
   }
   const RunDifference d = OrFail(DiffRuns(flags, a, b));
   const std::vector<RecipeDifference> recipes = DiffRecipes(a.recipe(), b.recipe());
-  if (flags.output.json) PrintJson(RunJson(flags, a, b, d, recipes));
-  else if (!flags.output.quiet) PrintReport(RunText(flags, a, b, d, recipes));
+  if (flags.output.json)
+    PrintJson(RunJson(flags, a, b, d, recipes));
+  else if (!flags.output.quiet)
+    PrintReport(RunText(flags, a, b, d, recipes));
   EndWith(d.identical());
 }
 
@@ -705,9 +747,10 @@ void RunDiff(const DiffFlags& flags) {
   if (run_a && run_b) return CompareRuns(flags, *a.run, *b.run);
   if (run_a || run_b) {
     const std::string& run = run_a ? flags.a : flags.b;
-    Fail(UsageError(fmt::format("'{}' is a run and '{}' is not; expected two runs, or a state: "
-                                "'{}@k'",
-                                run, run_a ? flags.b : flags.a, run)));
+    Fail(
+        UsageError(fmt::format("'{}' is a run and '{}' is not; expected two runs, or a state: "
+                               "'{}@k'",
+                               run, run_a ? flags.b : flags.a, run)));
   }
   DiffAddressed(flags, &a, &b);
 }

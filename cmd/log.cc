@@ -214,9 +214,13 @@ std::string At(const std::optional<std::pair<int64_t, double>>& point,
 // One row a run: how it is drawn, and the numbers that the eye can not read off.
 std::string LegendText(const std::vector<LoggedRun>& runs, bool evaluation,
                        const PlotStyle& style) {
-  TextTable table({{"", true}, {"run", true}, {"loss, last"},
-                   {style.ascii ? "least v" : "least ▼"}, {style.ascii ? "most ^" : "most ▲"},
-                   {"largest rise"}, {"|g|, most"}});
+  TextTable table({{"", true},
+                   {"run", true},
+                   {"loss, last"},
+                   {style.ascii ? "least v" : "least ▼"},
+                   {style.ascii ? "most ^" : "most ▲"},
+                   {"largest rise"},
+                   {"|g|, most"}});
   for (size_t i = 0; i < runs.size(); ++i) {
     const std::string sample = SeriesSample(style, i, runs.size());
     const std::string name = BaseName(runs[i].run->dir());
@@ -226,14 +230,14 @@ std::string LegendText(const std::vector<LoggedRun>& runs, bool evaluation,
     }
     const PlotSeries loss = LossOf(runs[i], evaluation);
     const CurveFacts facts = FactsOf(loss), norm = FactsOf(NormOf(runs[i]));
-    table.AddRow({sample, name,
-                  fmt::format("{} @{}", LossText(loss.points.back().second),
-                              loss.points.back().first),
-                  At(facts.low, LossText), At(facts.high, LossText),
-                  facts.rise > 0 ? fmt::format("{} @{}..{}", LossText(facts.rise),
-                                               facts.rise_from, facts.rise_to)
-                                 : "none",
-                  At(norm.high, NormText)});
+    table.AddRow(
+        {sample, name,
+         fmt::format("{} @{}", LossText(loss.points.back().second), loss.points.back().first),
+         At(facts.low, LossText), At(facts.high, LossText),
+         facts.rise > 0
+             ? fmt::format("{} @{}..{}", LossText(facts.rise), facts.rise_from, facts.rise_to)
+             : "none",
+         At(norm.high, NormText)});
   }
   return table.Text(style.output);
 }
@@ -291,8 +295,7 @@ std::string MoversText(const LoggedRun& run, const PlotStyle& style, int count) 
     full = std::max(full, mover.shares[mover.to]);
     moves.push_back(fmt::format("{} @{} {} {} @{}", PercentText(mover.shares[mover.from]),
                                 run.records[mover.from].update, style.ascii ? "->" : "→",
-                                PercentText(mover.shares[mover.to]),
-                                run.records[mover.to].update));
+                                PercentText(mover.shares[mover.to]), run.records[mover.to].update));
     used = std::max(used, DisplayWidth(mover.name) + DisplayWidth(moves.back()) + 4);
   }
   const int bins = std::clamp(style.width - used, kMoverBinsMin, kMoverBinsMax);
@@ -311,8 +314,7 @@ std::vector<PlotMark> SpikeOf(const std::vector<LoggedRun>& runs, const PlotSeri
   if (facts.rise < kSpike) return {};
   const std::string whose = runs.size() == 1 ? "" : BaseName(runs[0].run->dir()) + ", ";
   return {{facts.rise_to, fmt::format("{}update {}: {:.2f} nat above {:.2f} at {}", whose,
-                                      facts.rise_to, facts.rise, facts.rise_low,
-                                      facts.rise_from)}};
+                                      facts.rise_to, facts.rise, facts.rise_low, facts.rise_from)}};
 }
 
 std::string PlotText(const LogFlags& flags, const std::vector<LoggedRun>& runs) {

@@ -15,8 +15,7 @@ namespace retrace {
 Result<std::unique_ptr<OpenedRun>> OpenedRun::Open(const std::string& dir) {
   RT_ASSIGN_OR_RETURN(RunReader reader, RunReader::Open(dir, std::max(1, AvailableProcessors())));
   RT_ASSIGN_OR_RETURN(Recipe recipe, ParseRecipe(reader.recipe_text(), dir + "/" + kRecipeName));
-  RT_ASSIGN_OR_RETURN(Layout layout,
-                      Layout::Make(recipe.model, recipe.topology.virtual_shards));
+  RT_ASSIGN_OR_RETURN(Layout layout, Layout::Make(recipe.model, recipe.topology.virtual_shards));
   return std::unique_ptr<OpenedRun>(
       new OpenedRun(std::move(reader), std::move(recipe), std::move(layout)));
 }
@@ -42,9 +41,10 @@ Result<Journal> OpenedRun::ReadJournal(int64_t position) const {
     for (const PositionEntry& entry : history().positions) {
       if (entry.HasJournal()) with.push_back(entry.counters.position);
     }
-    return UsageError(fmt::format("{}@{}#g: no gradient of this update is kept; kept are those of "
-                                  "{}",
-                                  dir(), position, RangesText(with)));
+    return UsageError(
+        fmt::format("{}@{}#g: no gradient of this update is kept; kept are those of "
+                    "{}",
+                    dir(), position, RangesText(with)));
   }
   Journal journal;
   RT_RETURN_IF_ERROR(reader_.ReadJournal(layout_, position, 0, layout_.shards(), &journal));
@@ -62,10 +62,9 @@ std::vector<std::string> OpenedRun::Interventions() const {
 std::string OpenedRun::LineageText() const {
   const std::optional<Lineage>& lineage = history().header.lineage;
   if (!lineage) return "";
-  return fmt::format("branch of {}@{}{}", lineage->parent, lineage->position,
-                     Interventions().empty()
-                         ? ""
-                         : fmt::format(" with {}", fmt::join(Interventions(), ", ")));
+  return fmt::format(
+      "branch of {}@{}{}", lineage->parent, lineage->position,
+      Interventions().empty() ? "" : fmt::format(" with {}", fmt::join(Interventions(), ", ")));
 }
 
 Status CheckGlob(const std::vector<std::string>& names, const std::string& glob,
@@ -100,8 +99,7 @@ std::string RangesText(const std::vector<int64_t>& numbers) {
     size_t j = i;
     while (j + 1 < numbers.size() && numbers[j + 1] == numbers[j] + 1) ++j;
     if (!text.empty()) text += ", ";
-    text += i == j ? fmt::format("{}", numbers[i])
-                   : fmt::format("{}..{}", numbers[i], numbers[j]);
+    text += i == j ? fmt::format("{}", numbers[i]) : fmt::format("{}..{}", numbers[i], numbers[j]);
     i = j + 1;
   }
   return text.empty() ? "none" : text;

@@ -1,5 +1,5 @@
-// OpenedRun: a run that a command reads: its ledger, recipe and layout, and an engine where states are
-// rebuilt. Used by log, diff and show. Not thread-safe.
+// OpenedRun: a run that a command reads: its ledger, recipe and layout, and an engine where states
+// are rebuilt. Used by log, diff and show. Not thread-safe.
 #ifndef RETRACE_CMD_OPENED_RUN_H_
 #define RETRACE_CMD_OPENED_RUN_H_
 

@@ -71,9 +71,12 @@ DiskUse DiskUseOf(const OpenedRun& run) {
     const bool named = ParseStepFileName(files->path().filename().string(), &name);
     const PositionEntry* entry = named ? run.history().Find(name.position) : nullptr;
     ++use.files;
-    if (entry == nullptr || !entry->master || name.temporary) use.other += size;
-    else if (entry->HasKeyframe()) use.keyframes += size;
-    else use.journals += size;
+    if (entry == nullptr || !entry->master || name.temporary)
+      use.other += size;
+    else if (entry->HasKeyframe())
+      use.keyframes += size;
+    else
+      use.journals += size;
   }
   return use;
 }
@@ -232,8 +235,8 @@ void ShowRun(const ShowFlags& flags, const OpenedRun& run) {
                              run.layout().tensors().size(), recipe.model.layers,
                              run.layout().shards(), run.layout().shards() == 1 ? "" : "s"));
   if (const auto& lineage = run.history().header.lineage) {
-    line("branch of", fmt::format("{}@{} {}", lineage->parent, lineage->position,
-                                  lineage->state.Hex()));
+    line("branch of",
+         fmt::format("{}@{} {}", lineage->parent, lineage->position, lineage->state.Hex()));
     for (const std::string& text : run.Interventions()) line("  with", text);
   }
   line("updates", UpdatesText(s));
@@ -264,10 +267,17 @@ std::vector<ShownTensor> StatisticsOfAll(std::vector<NamedTensor> tensors, Threa
 
 Json JsonOf(const ShownTensor& shown) {
   const TensorStatistics& s = shown.statistics;
-  return {{"name", shown.tensor.name}, {"component", shown.tensor.component},
-          {"shape", shown.tensor.shape}, {"norm", Number(s.norm)}, {"mean", Number(s.mean)},
-          {"min", Number(s.min)}, {"max", Number(s.max)}, {"elements", s.elements},
-          {"zeros", s.zeros}, {"nans", s.nans}, {"infinities", s.infinities}};
+  return {{"name", shown.tensor.name},
+          {"component", shown.tensor.component},
+          {"shape", shown.tensor.shape},
+          {"norm", Number(s.norm)},
+          {"mean", Number(s.mean)},
+          {"min", Number(s.min)},
+          {"max", Number(s.max)},
+          {"elements", s.elements},
+          {"zeros", s.zeros},
+          {"nans", s.nans},
+          {"infinities", s.infinities}};
 }
 
 // "3 zeros, 1 NaN": what deserves a word, or "".
@@ -317,9 +327,12 @@ std::string StateHead(const ShowFlags& flags, OpenedRun& run, int64_t k, const S
   const Counters& c = state.counters;
   out += fmt::format("  schedule_index {}, data_cursor {}, ", c.schedule_index, c.data_cursor);
   const auto [least, most] = std::minmax_element(c.adam_t.begin(), c.adam_t.end());
-  if (least == c.adam_t.end()) out += "no adam_t\n";
-  else if (*least == *most) out += fmt::format("adam_t {} of every tensor\n", *least);
-  else out += fmt::format("adam_t {}..{}\n", *least, *most);
+  if (least == c.adam_t.end())
+    out += "no adam_t\n";
+  else if (*least == *most)
+    out += fmt::format("adam_t {} of every tensor\n", *least);
+  else
+    out += fmt::format("adam_t {}..{}\n", *least, *most);
   for (const auto& [name, values] : state.memory) {
     out += fmt::format("  memory {} = {}\n", name, fmt::join(values, ", "));
   }
@@ -346,7 +359,13 @@ std::string TopTable(const ShowFlags& flags, const std::vector<ShownTensor>& sho
   });
   const size_t top = flags.top > 0 ? std::min<size_t>(tensors, flags.top) : tensors;
   TextTable table({{fmt::format("by norm, {} of {} tensors", top, tensors), true},
-                   {"shape", true}, {"|p|"}, {"|m|"}, {"|v|"}, {"p min"}, {"p max"}, {"", true}});
+                   {"shape", true},
+                   {"|p|"},
+                   {"|m|"},
+                   {"|v|"},
+                   {"p min"},
+                   {"p max"},
+                   {"", true}});
   for (size_t i = 0; i < top; ++i) {
     const ShownTensor& p = shown[order[i]];
     table.AddRow({p.tensor.name, ShapeText(p.tensor.shape),
@@ -361,13 +380,15 @@ std::string TopTable(const ShowFlags& flags, const std::vector<ShownTensor>& sho
 
 void ShowState(const ShowFlags& flags, OpenedRun& run, int64_t k) {
   const State state = OrFail(run.timeline().Seek(k));
-  const std::vector<ShownTensor> shown = StatisticsOfAll(
-      StateTensors(run.layout(), state, Selection()), run.engine().pool());
+  const std::vector<ShownTensor> shown =
+      StatisticsOfAll(StateTensors(run.layout(), state, Selection()), run.engine().pool());
   if (flags.output.json) {
-    Json json = {{"run", run.dir()}, {"position", k},
+    Json json = {{"run", run.dir()},
+                 {"position", k},
                  {"digest", run.history().Find(k)->digest.Hex()},
                  {"schedule_index", state.counters.schedule_index},
-                 {"data_cursor", state.counters.data_cursor}, {"adam_t", state.counters.adam_t}};
+                 {"data_cursor", state.counters.data_cursor},
+                 {"adam_t", state.counters.adam_t}};
     json["memory"] = Json::object();
     for (const auto& [name, values] : state.memory) {
       for (double value : values) json["memory"][name].push_back(Number(value));
@@ -386,7 +407,8 @@ void PrintTensors(const ShowFlags& flags, const OpenedRun& run, const StateAddre
     top = std::min<size_t>(top, flags.top);
   }
   if (flags.output.json) {
-    Json json = {{"run", run.dir()}, {"position", *address.position},
+    Json json = {{"run", run.dir()},
+                 {"position", *address.position},
                  {"digest", run.history().Find(*address.position)->digest.Hex()},
                  {"matching", shown.size()}};
     for (size_t i = 0; i < top; ++i) {
@@ -402,14 +424,13 @@ void PrintTensors(const ShowFlags& flags, const OpenedRun& run, const StateAddre
   for (size_t i = 0; i < top; ++i) {
     const TensorStatistics& s = shown[i].statistics;
     const std::string counts = CountsText(s);
-    out += fmt::format(
-        "{} {}\n  norm {:.6g}, mean {:.4g}, min {:.6g}, max {:.6g}{}{}\n  {}{}\n",
-        Tinted(flags.output, Tint::kBold,
-               TensorLabel(shown[i].tensor.name, shown[i].tensor.component)),
-        ShapeText(shown[i].tensor.shape), s.norm, s.mean, s.min, s.max,
-        counts.empty() ? "" : "; ", counts,
-        fmt::join(FirstValues(shown[i].tensor.view, kFirstValues), " "),
-        s.elements > kFirstValues ? " ..." : "");
+    out += fmt::format("{} {}\n  norm {:.6g}, mean {:.4g}, min {:.6g}, max {:.6g}{}{}\n  {}{}\n",
+                       Tinted(flags.output, Tint::kBold,
+                              TensorLabel(shown[i].tensor.name, shown[i].tensor.component)),
+                       ShapeText(shown[i].tensor.shape), s.norm, s.mean, s.min, s.max,
+                       counts.empty() ? "" : "; ", counts,
+                       fmt::join(FirstValues(shown[i].tensor.view, kFirstValues), " "),
+                       s.elements > kFirstValues ? " ..." : "");
   }
   if (top < shown.size()) out += fmt::format("{} more; --top 0 shows all\n", shown.size() - top);
   PrintReport(out);
@@ -417,9 +438,8 @@ void PrintTensors(const ShowFlags& flags, const OpenedRun& run, const StateAddre
 
 void ShowTensors(const ShowFlags& flags, OpenedRun& run, const StateAddress& address) {
   const bool gradient = address.component == "g";
-  const Selection selection =
-      OrFail(SelectionOf(run.layout(), address.glob,
-                         address.component.empty() || gradient ? "p" : address.component));
+  const Selection selection = OrFail(SelectionOf(
+      run.layout(), address.glob, address.component.empty() || gradient ? "p" : address.component));
   if (gradient) {
     const Journal journal = OrFail(run.ReadJournal(*address.position));
     return PrintTensors(flags, run, address,

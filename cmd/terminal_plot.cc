@@ -90,8 +90,8 @@ class ValueAxis {
     const bool huge = std::max(std::fabs(low_), std::fabs(high_)) >= 1e6;
     for (double i = std::ceil(low_ / step); i * step <= high_ && ticks.size() < 64; ++i) {
       const double value = i == 0 ? 0 : i * step;  // no "-0"
-      ticks.emplace_back(value, huge ? fmt::format("{:.3g}", value)
-                                     : fmt::format("{:.{}f}", value, decimals));
+      ticks.emplace_back(
+          value, huge ? fmt::format("{:.3g}", value) : fmt::format("{:.{}f}", value, decimals));
     }
     return ticks;
   }
@@ -136,8 +136,12 @@ struct Cell {
 class Canvas {
  public:
   Canvas(const PlotPanel& panel, const PlotStyle& style)
-      : panel_(panel), style_(style), axis_(panel), rows_(panel.rows),
-        columns_(std::max(8, style.width - kLabelWidth - 2)), cells_(rows_ * columns_) {}
+      : panel_(panel),
+        style_(style),
+        axis_(panel),
+        rows_(panel.rows),
+        columns_(std::max(8, style.width - kLabelWidth - 2)),
+        cells_(rows_ * columns_) {}
 
   std::string Text();
 
@@ -201,8 +205,10 @@ void Canvas::DrawLine(size_t index) {
       continue;
     }
     const int x = XDot(update), y = YDot(value);
-    if (before) Segment(before->first, before->second, x, y, TintOf(index));
-    else Dot(x, y, TintOf(index));
+    if (before)
+      Segment(before->first, before->second, x, y, TintOf(index));
+    else
+      Dot(x, y, TintOf(index));
     before = {x, y};
   }
 }
@@ -240,8 +246,10 @@ void Canvas::DrawExtremes() {
 
 std::string Canvas::RowText(int row, const std::string& label) const {
   std::string text = fmt::format("{:>{}} ", label, kLabelWidth - 1);
-  if (style_.ascii) text += label.empty() ? "|" : "+";
-  else text += label.empty() ? "│" : "┤";
+  if (style_.ascii)
+    text += label.empty() ? "|" : "+";
+  else
+    text += label.empty() ? "│" : "┤";
   int last = columns_ - 1;
   while (last >= 0 && cells_[row * columns_ + last].glyph == " ") --last;
   for (int column = 0; column <= last; ++column) {
@@ -299,8 +307,10 @@ std::string Canvas::Text() {
   const size_t count = panel_.series.size();
   const bool lines = AllLines(style_, count);
   for (size_t i = 0; i < count; ++i) {
-    if (lines || (i == 0 && !style_.ascii)) DrawLine(i);
-    else DrawPoints(i, count == 1);
+    if (lines || (i == 0 && !style_.ascii))
+      DrawLine(i);
+    else
+      DrawPoints(i, count == 1);
   }
   DrawMarks();
   DrawExtremes();

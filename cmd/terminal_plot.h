@@ -1,6 +1,6 @@
 // TerminalPlot: curves over updates, drawn with characters: Braille dots, or ASCII. Used by log.
-// It draws what it is given and says what it leaves out: values that are not finite (or not positive
-// on a log axis) leave a gap and a '!' on the axis. Pure.
+// It draws what it is given and says what it leaves out: values that are not finite (or not
+// positive on a log axis) leave a gap and a '!' on the axis. Pure.
 #ifndef RETRACE_CMD_TERMINAL_PLOT_H_
 #define RETRACE_CMD_TERMINAL_PLOT_H_
 

@@ -39,9 +39,10 @@ std::string TextTable::Text(const OutputFlags& flags, int indent) const {
     text.erase(text.find_last_not_of(' ') + 1);
     return text;
   };
-  std::string out = Tinted(flags, Tint::kDim, line([&](size_t c) -> const std::string& {
-                             return columns_[c].title;
-                           })) + "\n";
+  std::string out =
+      Tinted(flags, Tint::kDim,
+             line([&](size_t c) -> const std::string& { return columns_[c].title; })) +
+      "\n";
   for (const auto& row : rows_) {
     out += line([&](size_t c) -> const std::string& { return row[c]; }) + "\n";
   }
@@ -49,9 +50,14 @@ std::string TextTable::Text(const OutputFlags& flags, int indent) const {
 }
 
 int DisplayWidth(std::string_view text) {
-  return static_cast<int>(std::count_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
-  }));
+  int width = 0;
+  bool escape = false;  // within "\033[...m", which colours what follows
+  for (char c : text) {
+    if (c == '\033') escape = true;
+    if (!escape && (static_cast<unsigned char>(c) & 0xc0) != 0x80) ++width;
+    if (c == 'm') escape = false;
+  }
+  return width;
 }
 
 std::string Grouped(int64_t number) {

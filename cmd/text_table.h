@@ -32,7 +32,8 @@ class TextTable {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// Columns that text takes on a terminal: its code points (no wide characters are printed here).
+// Columns that text takes on a terminal: its code points without colour (no wide characters are
+// printed here).
 int DisplayWidth(std::string_view text);
 
 // "12,345,678"

@@ -22,17 +22,22 @@ void AddDiffering(float a, float b, int64_t index, TensorDifference* d) {
   ++d->differing;
   if (!d->first) d->first = {.index = index, .a = a, .b = b, .ulp = ulp};
   if (std::isnan(a) || std::isnan(b)) {
-    if (std::isnan(a) && std::isnan(b)) ++d->nan_bits;
-    else ++d->nan_one_side;
+    if (std::isnan(a) && std::isnan(b))
+      ++d->nan_bits;
+    else
+      ++d->nan_one_side;
     return;
   }
   if (ulp == 0) ++d->signed_zeros;
   const double distance = std::fabs(static_cast<double>(a) - static_cast<double>(b));
-  const double size = std::max(std::fabs(static_cast<double>(a)), std::fabs(static_cast<double>(b)));
+  const double size =
+      std::max(std::fabs(static_cast<double>(a)), std::fabs(static_cast<double>(b)));
   d->max_ulp = std::max(d->max_ulp, ulp);
   d->max_abs = std::max(d->max_abs, distance);
-  if (std::isinf(distance)) d->max_rel = distance;
-  else if (size > 0) d->max_rel = std::max(d->max_rel, distance / size);
+  if (std::isinf(distance))
+    d->max_rel = distance;
+  else if (size > 0)
+    d->max_rel = std::max(d->max_rel, distance / size);
 }
 
 void AddRun(const float* a, const float* b, int64_t count, int64_t index, TensorDifference* d) {

@@ -1,10 +1,10 @@
-// TensorDifference: how two tensors of the same shape differ, bits first. Used by state_diff.h, diff
-// and tests. A value: a difference is a result, not an error. Pure; thread-safe.
+// TensorDifference: how two tensors of the same shape differ, bits first. Used by state_diff.h,
+// diff and tests. A value: a difference is a result, not an error. Pure; thread-safe.
 //
-// ULP distance: floats are numbered in their order, -0 and +0 alike 0, the smallest positive one 1, and
-// so on through infinity; the distance is the difference of the numbers. It is defined for all but
-// NaN. So it is 0 exactly for equal numbers, and two such elements can differ in bits only as -0 and
-// +0, which is counted apart, as NaNs are.
+// ULP distance: floats are numbered in their order, -0 and +0 alike 0, the smallest positive one 1,
+// and so on through infinity; the distance is the difference of the numbers. It is defined for all
+// but NaN. So it is 0 exactly for equal numbers, and two such elements can differ in bits only as
+// -0 and +0, which is counted apart, as NaNs are.
 #ifndef RETRACE_CORE_DIFF_H_
 #define RETRACE_CORE_DIFF_H_
 

@@ -1,6 +1,6 @@
-// TensorView: a whole tensor that lies in memory in rectangles: the pieces of the shards that own it,
-// or one block. Used by diff.h and by everything that reports on tensors. Elements are counted row by
-// row of the whole tensor, so nothing that walks a view depends on how many shards hold it.
+// TensorView: a whole tensor that lies in memory in rectangles: the pieces of the shards that own
+// it, or one block. Used by diff.h and by everything that reports on tensors. Elements are counted
+// row by row of the whole tensor, so nothing that walks a view depends on how many shards hold it.
 // A value that borrows the elements; thread-safe.
 #ifndef RETRACE_CORE_TENSOR_VIEW_H_
 #define RETRACE_CORE_TENSOR_VIEW_H_
@@ -44,9 +44,9 @@ struct TensorStatistics {
   int64_t elements = 0;
   int64_t zeros = 0;  // of either sign
   int64_t nans = 0, infinities = 0;
-  double norm = 0;            // L2
+  double norm = 0;  // L2
   double mean = 0;
-  float min = 0, max = 0;     // without NaN; 0 where there is no such element
+  float min = 0, max = 0;  // without NaN; 0 where there is no such element
 
   int64_t finite() const { return elements - nans - infinities; }
 };

@@ -66,8 +66,8 @@ EqualByTensor KnownEqual(const Layout& layout, const Outline& a, const Outline& 
 // Pieces of equal index are the same part of the same tensor.
 bool SameLayout(const Layout& a, const Layout& b) {
   return a.shards() == b.shards() &&
-         std::equal(a.tensors().begin(), a.tensors().end(), b.tensors().begin(),
-                    b.tensors().end(), [](const TensorSpec& x, const TensorSpec& y) {
+         std::equal(a.tensors().begin(), a.tensors().end(), b.tensors().begin(), b.tensors().end(),
+                    [](const TensorSpec& x, const TensorSpec& y) {
                       return x.name == y.name && x.rows == y.rows && x.cols == y.cols &&
                              x.split == y.split && x.kv_heads == y.kv_heads;
                     });
@@ -207,8 +207,10 @@ TensorSetDifference DiffTensorSets(const std::vector<NamedTensor>& a,
     const NamedTensor& y = *pairs[i].second;
     ComparedTensor& out = set.tensors[i];
     out = {x.name, x.component, x.shape, {}};
-    if (x.known_equal && y.known_equal) out.difference.elements = x.view.numel();
-    else out.difference = DiffTensors(x.view, y.view);
+    if (x.known_equal && y.known_equal)
+      out.difference.elements = x.view.numel();
+    else
+      out.difference = DiffTensors(x.view, y.view);
   });
   return set;
 }
@@ -234,10 +236,10 @@ std::vector<NamedTensor> GradientTensors(const Layout& layout,
   for (size_t t = 0; t < layout.tensors().size(); ++t) {
     const TensorSpec& spec = layout.tensors()[t];
     if (!selection.Has(spec.name)) continue;
-    tensors.push_back({spec.name, "g", ShapeOf(spec),
-                       ViewOf(layout, static_cast<int>(t),
-                              [&](int shard) { return gradients[shard].data(); }),
-                       false});
+    tensors.push_back(
+        {spec.name, "g", ShapeOf(spec),
+         ViewOf(layout, static_cast<int>(t), [&](int shard) { return gradients[shard].data(); }),
+         false});
   }
   return tensors;
 }
@@ -255,8 +257,8 @@ std::vector<ScalarDifference> DiffScalars(const Layout& layout_a, const State& a
 
 StateDifference DiffStates(const Layout& layout_a, const State& a, const Layout& layout_b,
                            const State& b, const Selection& selection, ThreadPool& pool) {
-  return {DiffTensorSets(StateTensors(layout_a, a, selection),
-                         StateTensors(layout_b, b, selection), pool),
+  return {DiffTensorSets(StateTensors(layout_a, a, selection), StateTensors(layout_b, b, selection),
+                         pool),
           DiffScalars(layout_a, a, layout_b, b)};
 }
 
@@ -310,8 +312,7 @@ Result<StateDifference> DiffRecorded(RecordedState& a, RecordedState& b,
   }
   EqualByTensor equal;
   const auto known_equal = [&](const NamedTensor& tensor) {
-    return !equal.empty() &&
-           equal[a.layout().Find(tensor.name)][ComponentIndex(tensor.component)];
+    return !equal.empty() && equal[a.layout().Find(tensor.name)][ComponentIndex(tensor.component)];
   };
   if (same_layout) {
     RT_ASSIGN_OR_RETURN(const Outline* outline_a, a.ReadOutline());

@@ -1,9 +1,9 @@
 // StateDifference: how two states differ: every tensor's parameters and moments, counters and rule
 // memories. Used by diff and tests. Values; no printing.
 //
-// Digests come first: states of equal digest are the same, and of keyframes the pieces of equal digest
-// are, so nothing is read but what differs. The states may be of different V, and even of different
-// models: tensors are matched by name and compared as wholes. Functions are thread-safe;
+// Digests come first: states of equal digest are the same, and of keyframes the pieces of equal
+// digest are, so nothing is read but what differs. The states may be of different V, and even of
+// different models: tensors are matched by name and compared as wholes. Functions are thread-safe;
 // RecordedState is not.
 #ifndef RETRACE_REPLAY_STATE_DIFF_H_
 #define RETRACE_REPLAY_STATE_DIFF_H_
@@ -47,17 +47,17 @@ struct ComparedTensor {
   std::vector<int64_t> shape;
   TensorDifference difference;
 
-  std::string Label() const;  // "NAME#m"; a parameter is its name alone
+  std::string Label() const;                     // "NAME#m"; a parameter is its name alone
   std::string IndexText(int64_t element) const;  // "[3, 7]"
 };
 
 struct TensorSetDifference {
-  std::vector<ComparedTensor> tensors;        // all that were compared, in the order of `a`
-  std::vector<std::string> only_a, only_b;    // labels
-  std::vector<std::string> shapes;            // "NAME: [2, 3] and [3, 2]"
+  std::vector<ComparedTensor> tensors;      // all that were compared, in the order of `a`
+  std::vector<std::string> only_a, only_b;  // labels
+  std::vector<std::string> shapes;          // "NAME: [2, 3] and [3, 2]"
 
   bool identical() const;
-  int64_t differing() const;  // tensors
+  int64_t differing() const;            // tensors
   const ComparedTensor* First() const;  // the first that differs; nullptr: none
 };
 
@@ -113,8 +113,9 @@ class RecordedState {
   // Whole, proven by the digest in the ledger. Errors: those of Timeline::Seek.
   Result<const State*> Read();
 
-  // What a keyframe's index says without its slabs: digests [shard][piece][component], proven by the
-  // digest in the ledger; counters and memory in a state without shards. nullptr: not a keyframe.
+  // What a keyframe's index says without its slabs: digests [shard][piece][component], proven by
+  // the digest in the ledger; counters and memory in a state without shards. nullptr: not a
+  // keyframe.
   struct Outline {
     std::vector<ShardDigests> digests;
     State scalars;

@@ -51,14 +51,15 @@ TEST(UlpDistance, EndsAtInfinityAndIsNoNumberForNan) {
 }
 
 TEST(UlpDistance, IsSymmetricAndAddsUp) {
-  const std::vector<float> ascending = {-kInf, -kMax, -1.5f, -1e-40f, 0.0f, kTiny, 0.1f, 3e38f, kInf};
+  const std::vector<float> ascending = {-kInf, -kMax, -1.5f, -1e-40f, 0.0f,
+                                        kTiny, 0.1f,  3e38f, kInf};
   for (size_t i = 0; i < ascending.size(); ++i) {
     for (size_t j = i; j < ascending.size(); ++j) {
       EXPECT_EQ(UlpDistance(ascending[i], ascending[j]), UlpDistance(ascending[j], ascending[i]));
       for (size_t k = i; k <= j; ++k) {
-        EXPECT_EQ(UlpDistance(ascending[i], ascending[j]),
-                  UlpDistance(ascending[i], ascending[k]) +
-                      UlpDistance(ascending[k], ascending[j]));
+        EXPECT_EQ(
+            UlpDistance(ascending[i], ascending[j]),
+            UlpDistance(ascending[i], ascending[k]) + UlpDistance(ascending[k], ascending[j]));
       }
     }
   }

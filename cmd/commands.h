@@ -16,6 +16,12 @@ void AddReplayCommand(CLI::App& app);
 void AddLogCommand(CLI::App& app);
 void AddShowCommand(CLI::App& app);
 void AddDiffCommand(CLI::App& app);
+void AddVerifyCommand(CLI::App& app);
+void AddRecipeCommand(CLI::App& app);
+void AddInterventionsCommand(CLI::App& app);
+void AddSelftestCommand(CLI::App& app);
+void AddBenchCommand(CLI::App& app);
+void AddManualCommands(CLI::App& app);
 
 }  // namespace retrace
 

@@ -48,7 +48,8 @@ void AddJobFlags(CLI::App* command, JobFlags* flags) {
                    "Threads of each rank; 0: the processors divided by the ranks (1 under a launcher)")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  command->add_option("--isa", flags->isa, "Vector instructions: best, scalar, avx2 or avx512")
+  command->add_option("--isa", flags->isa, "Vector instructions")
+      ->check(CLI::IsMember({"best", "scalar", "avx2", "avx512"}))
       ->capture_default_str();
   command
       ->add_option("--timeout", flags->timeout_seconds,

@@ -8,14 +8,21 @@
 #include "core/status.h"
 #include "core/version.h"
 #include "kernels/isa.h"
+#include "replay/torch_plugin.h"
 
 namespace {
+
+// What is found beside the program and opened when first needed.
+std::string PlugIns() {
+  const retrace::Result<std::string> torch = retrace::FindTorchPlugin();
+  return torch.ok() ? *torch : "none (libretrace_torch.so: ranks on several hosts)";
+}
 
 std::string VersionText() {
   return fmt::format("retrace {}\nnumerics          {}\nformat            {}\n"
                      "instruction set   {}\nplug-ins          {}",
                      retrace::kVersion, retrace::kNumericsId, retrace::kFormatId,
-                     retrace::IsaName(retrace::BestIsa()), "none");
+                     retrace::IsaName(retrace::BestIsa()), PlugIns());
 }
 
 }  // namespace
@@ -30,6 +37,12 @@ int main(int argc, char** argv) {
   retrace::AddLogCommand(app);
   retrace::AddShowCommand(app);
   retrace::AddDiffCommand(app);
+  retrace::AddVerifyCommand(app);
+  retrace::AddRecipeCommand(app);
+  retrace::AddInterventionsCommand(app);
+  retrace::AddSelftestCommand(app);
+  retrace::AddBenchCommand(app);
+  retrace::AddManualCommands(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& error) {

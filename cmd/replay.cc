@@ -9,6 +9,7 @@
 #include "cmd/commands.h"
 #include "cmd/console.h"
 #include "cmd/job_flags.h"
+#include "cmd/replay_report.h"
 #include "core/recipe_toml.h"
 #include "surgery/branch.h"
 
@@ -31,79 +32,25 @@ struct ReplayFlags {
   OutputFlags output;
 };
 
-struct Range {
-  int64_t first = 0, last = 0;
-};
-
-Result<Range> ParseRange(const std::string& text) {
-  Range range;
-  int used = 0;
-  long long first = 0, last = 0;
-  if (std::sscanf(text.c_str(), "%18lld..%18lld%n", &first, &last, &used) == 2 &&
-      used == static_cast<int>(text.size()) && first >= 1 && last >= first) {
-    range = {first, last};
-    return range;
-  }
-  return UsageError("--steps: expected A..B with 1 <= A <= B, got '" + text + "'");
-}
-
-nlohmann::ordered_json JsonOf(const ReplayedUpdate& u) {
-  return {{"update", u.update},
-          {"identical", u.identical()},
-          {"expected", u.expected.Hex()},
-          {"got", u.got.Hex()}};
-}
-
-void PrintUpdate(const ReplayFlags& flags, const ReplayedUpdate& u) {
-  if (u.identical()) {
-    fmt::print("update {:>5}  {}  {}  loss {:.6f}\n", u.update,
-               Tinted(flags.output, Tint::kGreen, "identical"), u.got.Hex(), u.replayed.loss);
-    return;
-  }
-  fmt::print("update {:>5}  {}\n", u.update, Tinted(flags.output, Tint::kRed, "differs"));
-  fmt::print("  state   expected {}\n          got      {}\n", u.expected.Hex(), u.got.Hex());
-  fmt::print("  loss    expected {}\n          got      {}\n", u.recorded.loss, u.replayed.loss);
-  fmt::print("  |g|     expected {}\n          got      {}\n", u.recorded.gradient_norm,
-             u.replayed.gradient_norm);
-  if (u.recorded.tokens != u.replayed.tokens) {
-    fmt::print("  tokens  expected {}\n          got      {} (is it the same dataset?)\n",
-               u.recorded.tokens.Hex(), u.replayed.tokens.Hex());
-  }
-}
-
 // Proves the recording; the process's exit code is 1 where it does not hold.
-void RunProof(const ReplayFlags& flags, const RunReader& run, const Recipe& recipe,
-              const ResolvedJob& job, const Range& range) {
-  nlohmann::ordered_json updates = nlohmann::ordered_json::array();
-  bool identical = false;
-  int64_t done = 0;
-  const auto visit = [&](const ReplayedUpdate& u) {
-    done += u.identical() ? 1 : 0;
-    if (flags.output.json) updates.push_back(JsonOf(u));
-    else PrintUpdate(flags, u);
-    std::fflush(stdout);
-  };
-  const auto note = [&](const std::string& line) {
-    if (!flags.output.quiet) fmt::print(stderr, "{}\n", line);
-  };
-  OrFail(RunJob(job, note, [&](Comm& comm) -> Status {
-    RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> rank, Job::Make(recipe, comm, job.options));
-    RT_ASSIGN_OR_RETURN(identical, ReplayAsRecorded(run, *rank, range.first, range.last, visit));
-    return {};
-  }));
+void RunProof(const ReplayFlags& flags, const RunReader& run, const ResolvedJob& job,
+              const UpdateRange& range) {
+  const ReplayProof proof = OrFail(ProveReplay(job, flags.output, run, range));
   if (!job.speaks()) {
-    if (!identical) Exit(1);
+    if (!proof.identical) Exit(1);
     return;
   }
   if (flags.output.json) {
     const nlohmann::ordered_json json = {
-        {"run", flags.run}, {"identical", identical}, {"updates", updates}};
+        {"run", flags.run},
+        {"identical", proof.identical},
+        {"updates", nlohmann::ordered_json::parse(proof.updates)}};
     fmt::print("{}\n", json.dump(2));
-  } else if (identical) {
-    fmt::print("{}: {} of {} updates {}\n", flags.run, done, range.last - range.first + 1,
+  } else if (proof.identical) {
+    fmt::print("{}: {} of {} updates {}\n", flags.run, proof.same, range.size(),
                Tinted(flags.output, Tint::kGreen, "identical"));
   }
-  if (!identical) Exit(1);
+  if (!proof.identical) Exit(1);
 }
 
 struct BranchRow {
@@ -145,7 +92,7 @@ void PrintBranch(const ReplayFlags& flags, const RunReader& run, const BranchPla
 }
 
 void RunBranch(const ReplayFlags& flags, const RunReader& run, const Recipe& recipe,
-               const ResolvedJob& job, const Range& range) {
+               const ResolvedJob& job, const UpdateRange& range) {
   BranchPlan plan;
   plan.first = range.first;
   plan.last = range.last;
@@ -182,11 +129,11 @@ void RunBranch(const ReplayFlags& flags, const RunReader& run, const Recipe& rec
 void RunReplay(ReplayFlags flags) {
   const RunReader run = OrFail(RunReader::Open(flags.run));
   const Recipe recipe = OrFail(ParseRecipe(run.recipe_text(), flags.run + "/recipe.toml"));
-  Range range = {run.history().first_position() + 1, run.history().last_position()};
-  if (!flags.steps.empty()) range = OrFail(ParseRange(flags.steps));
+  UpdateRange range = {run.history().first_position() + 1, run.history().last_position()};
+  if (!flags.steps.empty()) range = OrFail(ParseUpdateRange(flags.steps, "--steps"));
   const ResolvedJob job = OrFail(ResolveJob(flags.job));
   if (!job.speaks()) flags.output.quiet = true;
-  if (flags.interventions.empty()) RunProof(flags, run, recipe, job, range);
+  if (flags.interventions.empty()) RunProof(flags, run, job, range);
   else RunBranch(flags, run, recipe, job, range);
 }
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <utility>
@@ -335,6 +336,16 @@ Result<Recipe> LoadRecipe(const std::string& path, const std::vector<std::string
 
 std::string PrintRecipe(const Recipe& recipe) {
   return PrintKeys(recipe, [](const Key&) { return true; });
+}
+
+std::string RecipeJson(const Recipe& recipe) {
+  using Json = nlohmann::ordered_json;
+  Json json = Json::object();
+  for (const Key& key : AllKeys()) {
+    if (key.input_only) continue;
+    std::visit([&](const auto& value) { json[key.name] = value; }, key.get(recipe));
+  }
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 Digest RecipeDigest(const Recipe& recipe) {

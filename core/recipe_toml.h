@@ -34,6 +34,9 @@ Result<Recipe> LoadRecipe(const std::string& path, const std::vector<std::string
 // PrintRecipe(r) for every r that passes CheckRecipe and whose text is UTF-8 (parsed text is).
 std::string PrintRecipe(const Recipe& recipe);
 
+// The same keys and values as one JSON object: {"name": ..., "model.vocab_size": ...}.
+std::string RecipeJson(const Recipe& recipe);
+
 // Of the canonical text without the sections `store` and `execution`, which change no bit.
 Digest RecipeDigest(const Recipe& recipe);
 

@@ -120,10 +120,11 @@ bool IsWhole(std::string_view line, Digest* digest) {
          std::string(kDigestMember) + digest->Hex() + std::string(kLineEnd);
 }
 
-Result<LedgerLine> ParseLine(std::string_view text, const Digest& previous) {
+// `previous`: the digest of the line before; nullopt where that is damaged.
+Result<LedgerLine> ParseLine(std::string_view text, const std::optional<Digest>& previous) {
   try {
     const Json json = Json::parse(text);
-    if (GetDigest(json, "previous") != previous) {
+    if (previous && GetDigest(json, "previous") != *previous) {
       return DamagedError("does not follow the line before it: a line is missing or was moved");
     }
     if (json.at("kind") == "open" && json.at("format") > kFormatId) {
@@ -154,36 +155,56 @@ std::string Place(const std::string& path, size_t index) {
 
 }  // namespace
 
-Result<LedgerContents> ReadLedger(const FileOps& ops, const std::string& path) {
+Result<LedgerScan> ScanLedger(const FileOps& ops, const std::string& path) {
   RT_ASSIGN_OR_RETURN(const Bytes bytes, ops.Read(path));
   const std::string_view text = bytes.view();
-  LedgerContents contents;
-  Digest previous;
-  while (contents.size_bytes < text.size()) {
-    const std::string_view rest = text.substr(contents.size_bytes);
+  LedgerScan scan;
+  LedgerContents& contents = scan.contents;
+  std::optional<Digest> previous = Digest();  // nullopt: that of a damaged line
+  size_t at = 0;
+  for (size_t number = 0; at < text.size(); ++number) {
+    const std::string_view rest = text.substr(at);
     const std::string_view line = rest.substr(0, rest.find('\n'));
-    const std::string place = Place(path, contents.lines.size());
+    const std::string place = Place(path, number);
     Digest digest;
     if (line.size() == rest.size() || !IsWhole(line, &digest)) {
-      if (!IsTorn(rest)) {
-        return DamagedError(place + ": its digest does not match its text. Lines before it are good");
+      if (IsTorn(rest)) {
+        contents.torn_bytes = rest.size();
+        break;
       }
-      contents.torn_bytes = rest.size();
-      break;
+      scan.damage.push_back(DamagedError(
+          place + ": its digest does not match its text. " +
+          (scan.damage.empty() ? "Lines before it are good" : "It is not the first such line")));
+      previous.reset();
+      at += std::min(line.size() + 1, rest.size());
+      continue;
     }
+    at += line.size() + 1;
     Result<LedgerLine> parsed = ParseLine(line, previous);
-    if (!parsed.ok()) return parsed.status().Within(place);
-    const bool open = std::holds_alternative<OpenLine>(*parsed);
-    if (open != contents.lines.empty()) {
-      return DamagedError(place + ": expected \"open\" as the first line and nowhere else");
+    previous = digest;
+    if (!parsed.ok()) {
+      scan.damage.push_back(parsed.status().Within(place));
+      continue;
+    }
+    if (std::holds_alternative<OpenLine>(*parsed) != (number == 0)) {
+      scan.damage.push_back(
+          DamagedError(place + ": expected \"open\" as the first line and nowhere else"));
+      continue;
     }
     contents.lines.push_back(*std::move(parsed));
     contents.digests.push_back(digest);
-    contents.size_bytes += line.size() + 1;
-    previous = digest;
   }
-  if (contents.lines.empty()) return DamagedError(path + ": expected an \"open\" line, got none");
-  return contents;
+  contents.size_bytes = at;
+  return scan;
+}
+
+Result<LedgerContents> ReadLedger(const FileOps& ops, const std::string& path) {
+  RT_ASSIGN_OR_RETURN(LedgerScan scan, ScanLedger(ops, path));
+  if (!scan.damage.empty()) return scan.damage.front();
+  if (scan.contents.lines.empty()) {
+    return DamagedError(path + ": expected an \"open\" line, got none");
+  }
+  return std::move(scan.contents);
 }
 
 Result<std::string> LedgerLineText(const LedgerLine& line, const Digest& previous, Digest* digest) {

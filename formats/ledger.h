@@ -93,6 +93,16 @@ struct LedgerContents {
 // Errors: kDamaged with the line's number; kUnsupported for a newer format.
 Result<LedgerContents> ReadLedger(const FileOps& ops, const std::string& path);
 
+// A ledger read past its damage: the lines that are as written, and an error for each other one.
+struct LedgerScan {
+  LedgerContents contents;     // may lack lines, the first one too: no history to build on
+  std::vector<Status> damage;  // in the order of lines; messages name them
+};
+
+// For verify, which names all damage; everything else refuses a damaged ledger (ReadLedger).
+// Errors: kFailed where the file can not be read.
+Result<LedgerScan> ScanLedger(const FileOps& ops, const std::string& path);
+
 // The line that follows one with digest `previous`, newline included. *digest: its own.
 // Errors: kUsage where record is not a JSON object.
 Result<std::string> LedgerLineText(const LedgerLine& line, const Digest& previous, Digest* digest);

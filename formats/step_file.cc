@@ -291,13 +291,15 @@ std::string ListDamage(const std::vector<std::string>& damage) {
 }  // namespace
 
 Status ReadRankFile(const FileOps& ops, const std::string& dir, const RankFileInfo& info,
-                    const Layout& layout, const std::vector<SlabTarget>& targets, int threads) {
+                    const Layout& layout, const std::vector<SlabTarget>& targets, int threads,
+                    std::vector<std::string>* damaged_tensors) {
   const std::string path = dir + "/" + info.name;
   RT_ASSIGN_OR_RETURN(auto infos, FindSlabs(path, info, layout, targets));
   RT_ASSIGN_OR_RETURN(const Bytes bytes, ReadSized(ops, path, info.size));
   const Digest digest = DigestOf(bytes.view());
   const std::vector<std::string> damage =
       SlabDecoder(layout, bytes.view(), std::move(infos), targets, threads).Run();
+  if (damaged_tensors) *damaged_tensors = damage;
   if (digest != info.digest) {
     const Status status = DigestError(path, info.digest, digest);
     return DamagedError(status.message() + ListDamage(damage));

@@ -53,9 +53,11 @@ struct SlabTarget {
 };
 
 // Reads slabs of one rank file, verified: size, digest of the file, digest of every piece.
-// Errors: kDamaged, naming the file and the damaged tensors; kFailed where it can not be read.
+// Errors: kDamaged, naming the file and the damaged tensors (the first few; *damaged_tensors gets
+// all, as "NAME#KIND (shard S)"); kFailed where it can not be read.
 Status ReadRankFile(const FileOps& ops, const std::string& dir, const RankFileInfo& info,
-                    const Layout& layout, const std::vector<SlabTarget>& targets, int threads);
+                    const Layout& layout, const std::vector<SlabTarget>& targets, int threads,
+                    std::vector<std::string>* damaged_tensors = nullptr);
 
 Result<Bytes> BuildMaster(const Layout& layout, const StepIndex& index);
 

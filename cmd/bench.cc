@@ -1,0 +1,326 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cmd/commands.h"
+#include "cmd/console.h"
+#include "cmd/job_flags.h"
+#include "cmd/text_table.h"
+#include "core/recipe_toml.h"
+#include "formats/store_bench.h"
+#include "kernels/gemm_bench.h"
+#include "kernels/op_samples.h"
+#include "replay/random_batches.h"
+#include "replay/recipe_plan.h"
+#include "replay/step_bench.h"
+
+namespace retrace {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr char kExamples[] = R"(Examples:
+  retrace bench gemm --threads 1
+  retrace bench ops --isa avx2
+  retrace bench step examples/bench_100m.toml --updates 5 --tp 2 --random-tokens
+  retrace bench store runs/demo
+Each speed stands beside that of a named peer, measured in the same run: the scalar kernels of the same
+bits, or zstd alone. Nothing here changes a file.)";
+
+struct BenchFlags {
+  std::string recipe, run;
+  std::vector<std::string> overrides;
+  bool fp64 = false, random_tokens = false;
+  double seconds = 0.2;
+  int updates = 5;
+  JobFlags job;
+  OutputFlags output;
+};
+
+using Flags = std::shared_ptr<BenchFlags>;
+
+void PrintJson(const Json& json) {
+  PrintReport(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+// ------------------------------------------------------------------------------------------- gemm
+
+void RunGemm(const BenchFlags& flags) {
+  const JobOptions job = OrFail(ResolveJob(flags.job)).options;
+  const std::vector<GemmBenchRow> rows =
+      GemmBenchmark(job.isa, job.threads, flags.fp64, flags.seconds);
+  const std::vector<GemmBenchRow> scalar =
+      GemmBenchmark(Isa::kScalar, job.threads, flags.fp64, flags.seconds);
+  Json list = Json::array();
+  if (!flags.output.json) {
+    fmt::print("{}, {} threads, {}; peer: scalar kernels of the same bits\n", IsaName(job.isa),
+               job.threads, flags.fp64 ? "FP64" : "FP32");
+    fmt::print("{:<18} {:<6} {:>8} {:>6} {:>6} {:>6} {:>10} {:>8} {:>7}\n", "product", "layout",
+               "products", "m", "n", "k", "GFLOP/s", "scalar", "ratio");
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const GemmBenchRow& r = rows[i];
+    const double ratio = r.gflops / scalar[i].gflops;
+    if (flags.output.json) {
+      list.push_back({{"product", r.name},
+                      {"layout", r.layout},
+                      {"products", r.products},
+                      {"m", r.m},
+                      {"n", r.n},
+                      {"k", r.k},
+                      {"gflops", r.gflops},
+                      {"scalar_gflops", scalar[i].gflops},
+                      {"ratio", ratio}});
+      continue;
+    }
+    fmt::print("{:<18} {:<6} {:>8} {:>6} {:>6} {:>6} {:>10.1f} {:>8.1f} {:>7.1f}\n", r.name,
+               r.layout, r.products, r.m, r.n, r.k, r.gflops, scalar[i].gflops, ratio);
+  }
+  if (flags.output.json) {
+    PrintJson({{"isa", IsaName(job.isa)},
+               {"threads", job.threads},
+               {"type", flags.fp64 ? "fp64" : "fp32"},
+               {"peer", "scalar"},
+               {"rows", list}});
+  }
+}
+
+// -------------------------------------------------------------------------------------------- ops
+
+// Nanoseconds an element, of the fastest call. Outputs are restored before each call, untimed.
+double NanosecondsPerElement(const OpSample& sample, Isa isa, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  double fastest = 1e300, spent = 0;
+  FloatArrays outputs;
+  for (int pass = 0; pass < 3 || spent < seconds; ++pass) {
+    outputs = sample.initial;
+    const auto begin = Clock::now();
+    sample.call(Ops<float>(isa), &outputs);
+    const double took = std::chrono::duration<double>(Clock::now() - begin).count();
+    fastest = std::min(fastest, took);
+    spent += took;
+  }
+  return fastest / static_cast<double>(sample.elements) * 1e9;
+}
+
+void RunOps(const BenchFlags& flags) {
+  const JobOptions job = OrFail(ResolveJob(flags.job)).options;
+  const std::vector<OpSample> samples = OpSamples({.rows = 256, .n = 256, .scale = 0.3f});
+  if (!flags.output.json) {
+    fmt::print("{}, one thread; peer: scalar ops of the same bits\n", IsaName(job.isa));
+    fmt::print("{:<24} {:>12} {:>12} {:>7}\n", "op", "ns/element", "scalar", "ratio");
+  }
+  Json list = Json::array();
+  std::string last;
+  for (const OpSample& sample : samples) {
+    if (sample.op == last) continue;  // a variant of the op above
+    last = sample.op;
+    const double chosen = NanosecondsPerElement(sample, job.isa, flags.seconds / 4);
+    const double scalar = NanosecondsPerElement(sample, Isa::kScalar, flags.seconds / 4);
+    if (flags.output.json) {
+      list.push_back({{"op", sample.op},
+                      {"elements", sample.elements},
+                      {"nanoseconds_per_element", chosen},
+                      {"scalar_nanoseconds_per_element", scalar},
+                      {"ratio", scalar / chosen}});
+    } else {
+      fmt::print("{:<24} {:>12.3f} {:>12.3f} {:>7.1f}\n", sample.op, chosen, scalar,
+                 scalar / chosen);
+    }
+  }
+  if (flags.output.json) {
+    PrintJson({{"isa", IsaName(job.isa)}, {"peer", "scalar"}, {"rows", list}});
+  }
+}
+
+// ------------------------------------------------------------------------------------------- step
+
+struct Phase {
+  const char* name;
+  double StepSeconds::*seconds;
+};
+constexpr Phase kPhases[] = {{"forward", &StepSeconds::forward},
+                             {"backward", &StepSeconds::backward},
+                             {"evaluation", &StepSeconds::evaluation},
+                             {"norm, clip, AdamW", &StepSeconds::optimizer},
+                             {"digest", &StepSeconds::digest}};
+
+double MedianOf(const std::vector<StepSeconds>& steps, double StepSeconds::*member) {
+  std::vector<double> values;
+  for (const StepSeconds& step : steps) values.push_back(step.*member);
+  return Median(values);
+}
+
+void PrintSteps(const BenchFlags& flags, const RecipePlan& plan, const JobOptions& job,
+                const std::vector<StepSeconds>& steps) {
+  std::vector<double> totals;
+  for (const StepSeconds& step : steps) totals.push_back(step.total());
+  const double median = Median(totals);
+  const double tokens = static_cast<double>(plan.tokens) / median, flops = plan.flops / median;
+  if (flags.output.json) {
+    Json phases = Json::object();
+    for (const Phase& phase : kPhases) phases[phase.name] = MedianOf(steps, phase.seconds);
+    return PrintJson({{"recipe", flags.recipe},
+                      {"isa", IsaName(job.isa)},
+                      {"tp", job.tp},
+                      {"dp", job.dp},
+                      {"threads", job.threads},
+                      {"updates", steps.size()},
+                      {"parameters", plan.parameters},
+                      {"median_seconds", median},
+                      {"fastest_seconds", *std::min_element(totals.begin(), totals.end())},
+                      {"tokens_per_second", tokens},
+                      {"gflops_estimate", flops / 1e9},
+                      {"phases", phases}});
+  }
+  fmt::print("{}: {} parameters, {} tokens an update; {}, tp {}, dp {}, {} threads a rank\n",
+             flags.recipe, plan.parameters, plan.tokens, IsaName(job.isa), job.tp, job.dp,
+             job.threads);
+  fmt::print("update      {} (median of {}; fastest {})\n", Duration(median), steps.size(),
+             Duration(*std::min_element(totals.begin(), totals.end())));
+  fmt::print("tokens      {:.0f} a second\n", tokens);
+  fmt::print("arithmetic  {:.1f} GFLOP/s (estimate: matrix products alone)\n", flops / 1e9);
+  for (const Phase& phase : kPhases) {
+    const double seconds = MedianOf(steps, phase.seconds);
+    fmt::print("  {:<18} {:>9.2f} ms  {:>5.1f} %\n", phase.name, seconds * 1e3,
+               100 * seconds / median);
+  }
+}
+
+void RunStep(BenchFlags flags) {
+  const Recipe recipe = OrFail(LoadRecipe(flags.recipe, flags.overrides));
+  const ResolvedJob job = OrFail(ResolveJob(flags.job));
+  const JobOptions& options = job.options;
+  if (!job.speaks()) flags.output.quiet = true;
+  const RecipePlan plan = OrFail(PlanRecipe(recipe, options.tp, options.dp));
+  if (flags.updates >= recipe.steps && !flags.random_tokens) {
+    Fail(UsageError(
+        fmt::format("--updates {}: the recipe has {} updates, and one goes first; expected "
+                    "fewer, or --random-tokens",
+                    flags.updates, recipe.steps)));
+  }
+  std::shared_ptr<const BatchSource> batches;
+  if (flags.random_tokens) {
+    batches = std::make_shared<RandomBatches>(recipe.model.vocab_size, recipe.data.sequence_length,
+                                              recipe.data.seed);
+  }
+  std::vector<StepSeconds> steps;
+  Progress progress(flags.output, "bench", 0, flags.updates);
+  const auto note = [&](const std::string& line) { progress.Say(line); };
+  const Status status = RunJob(job, note, [&](Comm& comm) -> Status {
+    RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> rank, Job::Make(recipe, comm, options, batches));
+    RT_RETURN_IF_ERROR(rank->StartFresh());
+    RT_ASSIGN_OR_RETURN(
+        steps, MeasureSteps(*rank, flags.updates, [&](int done) { progress.Show(done, ""); }));
+    return {};
+  });
+  progress.Finish();
+  OrFail(status);
+  if (job.speaks()) PrintSteps(flags, plan, options, steps);
+}
+
+// ------------------------------------------------------------------------------------------ store
+
+void RunStore(const BenchFlags& flags) {
+  const RunReader run = OrFail(RunReader::Open(flags.run));
+  const Recipe recipe = OrFail(ParseRecipe(run.recipe_text(), flags.run + "/recipe.toml"));
+  const Layout layout = OrFail(Layout::Make(recipe.model, recipe.topology.virtual_shards));
+  const JournalSize size = OrFail(MeasureJournals(run, layout));
+  if (size.steps == 0) Fail(UsageError(flags.run + ": expected a run that keeps journals"));
+  const JournalSpeed speed =
+      OrFail(MeasureJournalSpeed(run, layout, size.last_step, flags.seconds));
+  const double megabytes = static_cast<double>(speed.input_bytes) / 1e6;
+  const double file_rate = megabytes / speed.file_seconds;
+  const double bare_rate = megabytes / speed.bare_seconds;
+  if (flags.output.json) {
+    return PrintJson({{"run", flags.run},
+                      {"journals", size.steps},
+                      {"parameters", size.parameters},
+                      {"rank_file_bytes", size.rank_file_bytes},
+                      {"master_bytes", size.master_bytes},
+                      {"bytes_per_parameter", size.BytesPerParameter()},
+                      {"file_megabytes_per_second", file_rate},
+                      {"bare_megabytes_per_second", bare_rate},
+                      {"file_bytes", speed.file_bytes},
+                      {"bare_bytes", speed.bare_bytes},
+                      {"ratio", file_rate / bare_rate}});
+  }
+  fmt::print("{}: {} journals of {} parameters\n", flags.run, size.steps, size.parameters);
+  fmt::print("size    {:.3f} bytes a parameter and step ({} of rank files, {} of masters)\n",
+             size.BytesPerParameter(), ByteText(static_cast<double>(size.rank_file_bytes)),
+             ByteText(static_cast<double>(size.master_bytes)));
+  fmt::print("speed   {:.0f} MB/s on one thread, to a finished file with its digests\n", file_rate);
+  fmt::print("peer    {:.0f} MB/s, shuffle and zstd level 1 alone; ratio {:.2f}\n", bare_rate,
+             file_rate / bare_rate);
+  fmt::print("        its bytes: {}, the file's: {}\n", speed.bare_bytes, speed.file_bytes);
+}
+
+// --------------------------------------------------------------------------------------- commands
+
+CLI::App* AddPart(CLI::App& bench, const char* name, const char* summary, const Flags& flags,
+                  const std::function<void(const BenchFlags&)>& run) {
+  CLI::App* part = bench.add_subcommand(name, summary);
+  AddOutputFlags(part, &flags->output, true);
+  part->callback([flags, run] { run(*flags); });
+  return part;
+}
+
+// Of measurements without ranks.
+void AddIsa(CLI::App* part, const Flags& flags) {
+  part->add_option("--isa", flags->job.isa, "Vector instructions")
+      ->check(CLI::IsMember({"best", "scalar", "avx2", "avx512"}))
+      ->capture_default_str();
+}
+
+void AddSeconds(CLI::App* part, const Flags& flags) {
+  part->add_option("--seconds", flags->seconds, "About how long each row is measured")
+      ->check(CLI::Range(0.001, 3600.0))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void AddBenchCommand(CLI::App& app) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure speed, beside that of a named peer");
+  bench->require_subcommand(1);
+  bench->footer(kExamples);
+  auto flags = std::make_shared<BenchFlags>();
+  CLI::App* gemm = AddPart(*bench, "gemm", "Matrix products in a step's shapes", flags, RunGemm);
+  gemm->add_flag("--fp64", flags->fp64, "FP64 instead of FP32");
+  gemm->add_option("--threads", flags->job.threads, "Threads; 0: one for each processor")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  AddIsa(gemm, flags);
+  AddSeconds(gemm, flags);
+  CLI::App* ops = AddPart(*bench, "ops", "Every op of the op table", flags, RunOps);
+  AddIsa(ops, flags);
+  AddSeconds(ops, flags);
+  CLI::App* step = AddPart(*bench, "step", "Updates of a recipe", flags, RunStep);
+  step->add_option("recipe", flags->recipe, "The recipe (TOML)")->required();
+  step->add_option("--set", flags->overrides, "KEY=VALUE of the recipe; may be repeated")
+      ->allow_extra_args(false);
+  step->add_option("--updates", flags->updates, "Updates to time; one more goes before")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  step->add_flag("--random-tokens", flags->random_tokens,
+                 "Random tokens instead of the recipe's dataset");
+  AddJobFlags(step, &flags->job);
+  CLI::App* store = AddPart(*bench, "store", "Size and speed of a run's journals", flags, RunStore);
+  store->add_option("run", flags->run, "A recording that keeps journals")->required();
+  AddSeconds(store, flags);
+}
+
+}  // namespace retrace

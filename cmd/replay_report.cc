@@ -1,0 +1,80 @@
+#include "cmd/replay_report.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "core/recipe_toml.h"
+
+namespace retrace {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json JsonOf(const ReplayedUpdate& u) {
+  return {{"update", u.update},
+          {"identical", u.identical()},
+          {"expected", u.expected.Hex()},
+          {"got", u.got.Hex()},
+          {"same_tokens", u.recorded.tokens == u.replayed.tokens}};
+}
+
+void PrintUpdate(const OutputFlags& output, const ReplayedUpdate& u) {
+  if (u.identical()) {
+    fmt::print("update {:>5}  {}  {}  loss {:.6f}\n", u.update,
+               Tinted(output, Tint::kGreen, "identical"), u.got.Hex(), u.replayed.loss);
+    return;
+  }
+  fmt::print("update {:>5}  {}\n", u.update, Tinted(output, Tint::kRed, "differs"));
+  fmt::print("  state   expected {}\n          got      {}\n", u.expected.Hex(), u.got.Hex());
+  fmt::print("  loss    expected {}\n          got      {}\n", u.recorded.loss, u.replayed.loss);
+  fmt::print("  |g|     expected {}\n          got      {}\n", u.recorded.gradient_norm,
+             u.replayed.gradient_norm);
+  if (u.recorded.tokens != u.replayed.tokens) {
+    fmt::print("  tokens  expected {}\n          got      {} (is it the same dataset?)\n",
+               u.recorded.tokens.Hex(), u.replayed.tokens.Hex());
+  }
+}
+
+}  // namespace
+
+Result<UpdateRange> ParseUpdateRange(const std::string& text, const char* flag) {
+  int used = 0;
+  long long first = 0, last = 0;
+  if (std::sscanf(text.c_str(), "%18lld..%18lld%n", &first, &last, &used) == 2 &&
+      used == static_cast<int>(text.size()) && first >= 1 && last >= first) {
+    return UpdateRange{first, last};
+  }
+  return UsageError(std::string(flag) + ": expected A..B with 1 <= A <= B, got '" + text + "'");
+}
+
+Result<ReplayProof> ProveReplay(const ResolvedJob& job, const OutputFlags& output,
+                                const RunReader& run, const UpdateRange& range) {
+  RT_ASSIGN_OR_RETURN(const Recipe recipe,
+                      ParseRecipe(run.recipe_text(), run.dir() + "/" + kRecipeName));
+  ReplayProof proof;
+  Json updates = Json::array();
+  const auto visit = [&](const ReplayedUpdate& u) {
+    proof.same += u.identical() ? 1 : 0;
+    if (output.json)
+      updates.push_back(JsonOf(u));
+    else
+      PrintUpdate(output, u);
+    std::fflush(stdout);
+  };
+  const auto note = [&](const std::string& line) {
+    if (!output.quiet) fmt::print(stderr, "{}\n", line);
+  };
+  RT_RETURN_IF_ERROR(RunJob(job, note, [&](Comm& comm) -> Status {
+    RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> rank, Job::Make(recipe, comm, job.options));
+    RT_ASSIGN_OR_RETURN(proof.identical,
+                        ReplayAsRecorded(run, *rank, range.first, range.last, visit));
+    return {};
+  }));
+  proof.updates = updates.dump();
+  return proof;
+}
+
+}  // namespace retrace

@@ -7,13 +7,13 @@
 
 #include "core/nearest_name.h"
 #include "core/recipe_toml.h"
-#include "replay/shm_comm.h"
+#include "kernels/thread_pool.h"
 #include "surgery/intervention.h"
 
 namespace retrace {
 
 Result<std::unique_ptr<OpenedRun>> OpenedRun::Open(const std::string& dir) {
-  RT_ASSIGN_OR_RETURN(RunReader reader, RunReader::Open(dir, std::max(1, AvailableProcessors())));
+  RT_ASSIGN_OR_RETURN(RunReader reader, RunReader::Open(dir, std::max(1, AvailableCpus())));
   RT_ASSIGN_OR_RETURN(Recipe recipe, ParseRecipe(reader.recipe_text(), dir + "/" + kRecipeName));
   RT_ASSIGN_OR_RETURN(Layout layout, Layout::Make(recipe.model, recipe.topology.virtual_shards));
   return std::unique_ptr<OpenedRun>(
@@ -21,7 +21,7 @@ Result<std::unique_ptr<OpenedRun>> OpenedRun::Open(const std::string& dir) {
 }
 
 Engine& OpenedRun::engine() {
-  if (!engine_) engine_ = std::make_unique<Engine>(BestIsa(), std::max(1, AvailableProcessors()));
+  if (!engine_) engine_ = std::make_unique<Engine>(BestIsa(), std::max(1, AvailableCpus()));
   return *engine_;
 }
 

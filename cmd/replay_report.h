@@ -27,7 +27,7 @@ struct ReplayProof {
 
 // Lives the updates again as recorded, in every rank, printing each as it is done (not with
 // --json).
-Result<ReplayProof> ProveReplay(const JobFlags& job_flags, const OutputFlags& output,
+Result<ReplayProof> ProveReplay(const ResolvedJob& job, const OutputFlags& output,
                                 const RunReader& run, const UpdateRange& range);
 
 }  // namespace retrace

@@ -112,13 +112,13 @@ inline OptimizerBlock OptimizerOf(const Layout& layout, int64_t position) {
 }
 
 // What a step keeps. Partial: p of tensor 0, wherever its pieces are.
-struct Keep {
+struct Kept {
   bool keyframe = false, journal = false, partial = false;
 };
 
 // The policy of the small run: keyframes at 0, 2, 4, journals 1.., a partial keyframe at 2; nothing
 // but a ledger line at 3.
-inline Keep KeepAt(int64_t position) {
+inline Kept KeptAt(int64_t position) {
   if (position == 3) return {};
   return {.keyframe = position % 2 == 0, .journal = position > 0, .partial = position == 2};
 }
@@ -129,7 +129,7 @@ inline int PieceOfTensor0(const Layout& layout, int shard) {
 
 inline std::vector<SlabSource> SourcesOf(const Layout& layout, const State& state,
                                          const std::vector<std::vector<float>>& gradients,
-                                         Keep keep, int first_shard, int shard_count) {
+                                         Kept keep, int first_shard, int shard_count) {
   std::vector<SlabSource> sources;
   for (int s = first_shard; s < first_shard + shard_count; ++s) {
     if (keep.journal) sources.push_back({{s, SlabKind::kG, {}}, gradients[s].data()});
@@ -152,7 +152,7 @@ inline StepCommit CommitOf(const Layout& layout, int64_t position) {
   commit.counters = state.counters;
   commit.memory = state.memory;
   commit.record = position == 0 ? "{}" : "{\"loss\":" + std::to_string(10 - position) + "}";
-  if (KeepAt(position).journal) commit.optimizer = OptimizerOf(layout, position);
+  if (KeptAt(position).journal) commit.optimizer = OptimizerOf(layout, position);
   return commit;
 }
 
@@ -194,7 +194,7 @@ class SmallJob {
     const auto gradients = GradientsOf(layout, position);
     for (size_t r = 0; r < ranks.size(); ++r) {
       const auto sources =
-          SourcesOf(layout, state, gradients, KeepAt(position), static_cast<int>(r), 1);
+          SourcesOf(layout, state, gradients, KeptAt(position), static_cast<int>(r), 1);
       if (sources.empty()) continue;
       ranks[r]->Snapshot(position, sources);
       RT_ASSIGN_OR_RETURN(RankFileInfo info, ranks[r]->Wait());

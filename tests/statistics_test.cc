@@ -63,7 +63,7 @@ TEST(Statistics, CompleteSeparationHasTheSmallestProbabilityThereIs) {
   const std::vector<double> high = {11, 12, 13, 14, 15, 16, 17, 18, 19, 20, kInfinity, kInfinity};
   EXPECT_DOUBLE_EQ(1.0 / 18564, ProbabilityBelow(low, high));
   EXPECT_DOUBLE_EQ(1.0, ProbabilityBelow(high, low));
-  EXPECT_DOUBLE_EQ(1.0, ProbabilityBelow(low, low));
+  EXPECT_GT(ProbabilityBelow(low, low), 0.5);
 }
 
 TEST(Statistics, TheLargestEnsemblesAreCountedToo) {

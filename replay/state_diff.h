@@ -2,9 +2,9 @@
 // memories. Used by diff and tests. Values; no printing.
 //
 // Digests come first: states of equal digest are the same, and of keyframes the pieces of equal
-// digest are, so nothing is read but what differs. The states may be of different V, and even of
-// different models: tensors are matched by name and compared as wholes. Functions are thread-safe;
-// RecordedState is not.
+// digest are. Where that answers for all that is selected, no tensor is read; else both states are.
+// The states may be of different V, and even of different models: tensors are matched by name and
+// compared as wholes. Functions are thread-safe; RecordedState is not.
 #ifndef RETRACE_REPLAY_STATE_DIFF_H_
 #define RETRACE_REPLAY_STATE_DIFF_H_
 

@@ -186,6 +186,14 @@ AttentionConfig<T> Transformer<T>::Attention(int64_t l) const {
           .grad_query = Backward(Point::kRope)};
 }
 
+// A buffer of the public implementation's model, so it has the type of the weights' compute copy.
+template <class T>
+T Transformer<T>::LayerScalar(int64_t l) const {
+  const T scalar = static_cast<T>(model_.layer_scalar[l]);
+  if (Forward(Point::kWeights) == Rounding::kNone) return scalar;
+  return math::RoundToBf16(static_cast<float>(scalar));
+}
+
 template <class T>
 void Transformer<T>::Emit(const std::string& op, const T* data, int64_t rows, int64_t cols) {
   if (probe_) probe_->Op(name_ + "/" + op, data, rows, cols);
@@ -495,7 +503,7 @@ Status Transformer<T>::ForwardMlp(int64_t l, LayerSaved* s) {
   x_[l + 1].resize(n);
   engine_.Run(ops_.add_scale,
               AddScaleArgs<T>{.a = s->mid.data(), .b = branch->data(), .y = x_[l + 1].data(),
-                              .scale = static_cast<T>(model_.layer_scalar[l]),
+                              .scale = LayerScalar(l),
                               .round_sum = Forward(Point::kResidual),
                               .round_scale = Forward(Point::kLayerScalar)},
               n, 1, 16);
@@ -615,11 +623,10 @@ template <class T>
 Status Transformer<T>::BackwardLayer(int64_t l, LayerSaved* s) {
   const int64_t n = tokens_ * model_.hidden_size;
   EmitLayer(l, "output.grad", d_.data(), tokens_, model_.hidden_size);
-  if (model_.layer_scalar[l] != 1.0) {
+  if (LayerScalar(l) != T(1)) {
     engine_.Run(ops_.scale,
                 ScaleArgs<T>{.x = d_.data(), .y = d_.data(),
-                             .scale = static_cast<T>(model_.layer_scalar[l]),
-                             .round = Backward(Point::kResidual)},
+                             .scale = LayerScalar(l), .round = Backward(Point::kResidual)},
                 n, 1, 16);
   }
   RT_RETURN_IF_ERROR(BackwardMlp(l, s));

@@ -111,6 +111,7 @@ class Transformer {
   void Rope(Buffer* x, int64_t l, int64_t heads, int64_t dim, bool backward, Rounding round);
   AttentionConfig<T> Attention(int64_t l) const;
   Shape ShapeOf(int64_t l) const;
+  T LayerScalar(int64_t l) const;
   GemmArgs<T> Linear(const T* x, int local, int tensor, T* y, Point point) const;
   GemmArgs<T> InputGradient(const T* dy, int local, int tensor, T* dx, Rounding round) const;
   GemmArgs<T> WeightGradient(const T* dy, const T* x, int local, int tensor) const;

@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <algorithm>
 #include <future>
 #include <map>
@@ -79,6 +80,9 @@ RunWriter::~RunWriter() { (void)Drain(); }
 
 Result<std::unique_ptr<RunWriter>> RunWriter::Create(const std::string& dir, const Layout& layout,
                                                      const RunPlan& plan, FileOps ops) {
+  // Folders on the way are the user's, not the run's: no crash there concerns the run.
+  std::error_code ignored;  // MakeDir says what is wrong
+  std::filesystem::create_directories(std::filesystem::path(dir).parent_path(), ignored);
   RT_RETURN_IF_ERROR(ops.MakeDir(dir));
   {
     RT_ASSIGN_OR_RETURN(const RunLock lock, RunLock::Take(ops, dir + "/" + kLockName));

@@ -555,6 +555,11 @@ Status Transformer<T>::Head(const TokenBatch& batch) {
   for (int64_t t = 0; t < tokens_; ++t) {
     nll_[t] = (math::Log(sum_exp_[0][t]) + row_max_[t]) - sum_exp_[0][tokens_ + t];
   }
+  if (Forward(Point::kCrossEntropy) != Rounding::kNone) {
+    ops_.scale({.x = nll_.data(), .y = nll_.data(), .scale = T(1),
+                .round = Forward(Point::kCrossEntropy)},
+               0, tokens_);
+  }
   Emit("loss", nll_.data(), tokens_, 1);
   return {};
 }
@@ -633,15 +638,28 @@ Status Transformer<T>::BackwardLayer(int64_t l, LayerSaved* s) {
   return BackwardAttention(l, s);
 }
 
+// d_ as the gradient of a branch's output: the residual stream's, rounded once more where the
+// branch has another format.
+template <class T>
+const T* Transformer<T>::BranchGradient(Point point) {
+  if (Backward(point) == Rounding::kNone) return d_.data();
+  dh_.resize(d_.size());
+  engine_.Run(ops_.scale,
+              ScaleArgs<T>{.x = d_.data(), .y = dh_.data(), .scale = T(1),
+                           .round = Backward(point)},
+              static_cast<int64_t>(d_.size()), 1, 16);
+  return dh_.data();
+}
+
 template <class T>
 Status Transformer<T>::BackwardMlp(int64_t l, LayerSaved* s) {
   const int64_t H = model_.hidden_size, n = tokens_ * H;
   const int64_t inner = model_.intermediate_size / map_.layout().shards();
   const LayerTensors& t = tensors_[l];
-  const T* ddown = d_.data();
+  const T* ddown = BranchGradient(model_.post_norm ? Point::kPostMlpNorm : Point::kDown);
   if (model_.post_norm) {
     branch_.resize(n);
-    HiddenNormBackward(s->down.data(), s->r_post_mlp, t.post_mlp_norm, d_.data(), branch_.data(),
+    HiddenNormBackward(s->down.data(), s->r_post_mlp, t.post_mlp_norm, ddown, branch_.data(),
                        Point::kDown);
     ddown = branch_.data();
   }
@@ -691,10 +709,10 @@ Status Transformer<T>::BackwardAttention(int64_t l, LayerSaved* s) {
   const int64_t H = model_.hidden_size, n = tokens_ * H;
   const LayerTensors& t = tensors_[l];
   const Shape shape = ShapeOf(l);
-  const T* dout = d_.data();
+  const T* dout = BranchGradient(model_.post_norm ? Point::kPostAttentionNorm : Point::kOProj);
   if (model_.post_norm) {
     branch_.resize(n);
-    HiddenNormBackward(s->o.data(), s->r_post_attention, t.post_attention_norm, d_.data(),
+    HiddenNormBackward(s->o.data(), s->r_post_attention, t.post_attention_norm, dout,
                        branch_.data(), Point::kOProj);
     dout = branch_.data();
   }
@@ -742,8 +760,9 @@ Status Transformer<T>::CombineSharedKv(int64_t l) {
   const int64_t n = tokens_ * ShapeOf(l).kv_cols();
   const Rounding partial_round =
       sharing > 1 ? RoundingOf(recipe_.precision.partials) : Rounding::kNone;
+  const Point v_point = model_.v_norm ? Point::kVNorm : Point::kQkv;
   for (int64_t first = 0; first < shards(); first += local) {
-    for (auto [buffers, point] : {std::pair(&dk_, Point::kRope), std::pair(&dv_, Point::kVNorm)}) {
+    for (auto [buffers, point] : {std::pair(&dk_, Point::kRope), std::pair(&dv_, v_point)}) {
       std::vector<T*> parts;
       for (int64_t i = first; i < first + local; ++i) parts.push_back((*buffers)[i].data());
       RT_RETURN_IF_ERROR(tree_.Sum(parts, n, partial_round, Backward(point),

@@ -93,6 +93,7 @@ class Transformer {
   Status Head(const TokenBatch& batch);
   Status BackwardHead(const TokenBatch& batch, T inv_n);
   Status BackwardLayer(int64_t l, LayerSaved* s);
+  const T* BranchGradient(Point point);
   Status BackwardMlp(int64_t l, LayerSaved* s);
   Status BackwardAttention(int64_t l, LayerSaved* s);
   Status CombineSharedKv(int64_t l);

@@ -13,7 +13,7 @@ namespace retrace {
 namespace {
 
 // What each position keeps; 2 and 5 have been changed before their update.
-Keep KeepOf(int64_t k) {
+Kept KeepOf(int64_t k) {
   return {.keyframe = k % 4 == 0, .journal = k > 0, .partial = k == 2 || k == 5};
 }
 
@@ -71,7 +71,7 @@ void WriteRun(const std::string& dir, int64_t last) {
   Engine engine(Isa::kScalar, 1);
   State state = StateAt(layout, 0);
   for (int64_t k = 0; k <= last; ++k) {
-    const Keep keep = KeepOf(k);
+    const Kept keep = KeepOf(k);
     State before = state;
     if (keep.partial) Operate(layout, &before);
     state = before;

@@ -92,7 +92,7 @@ TEST_F(Train, KilledAtAnyMomentAndResumedGivesTheStatesOfTheUninterruptedRun) {
         exists ? With({"train", "--resume", run, "--quiet", "--threads", "1"}, {"--tp", "2"})
                : With(TrainWords(run), {"--tp", "2"});
     Process process(Program(words), *folder_ / "log");
-    SleepMilliseconds(40 + attempt * 37 % 230);
+    SleepMilliseconds(40 + attempt * 37 % 230 + 10 * attempt);  // longer and longer: it ends on any machine
     process.Signal(SIGKILL);
     done = process.Wait();
     if (done.code == 0) break;

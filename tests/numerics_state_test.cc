@@ -110,7 +110,9 @@ TEST(Clause11, ClipAppliesBelowOneAndNotWhereTheRecipeHasNone) {
     SoloComm comm;
     const UpdateResult result = MakeJob(recipe, comm)->Advance().value().result;
     EXPECT_EQ(applied, result.record.clip < 1) << clip;
-    if (!applied) EXPECT_EQ(1.0, result.record.clip) << clip;
+    if (!applied) {
+      EXPECT_EQ(1.0, result.record.clip) << clip;
+    }
     for (const OptimizerRow& row : result.block.rows) EXPECT_EQ(result.record.clip, row.clip);
   }
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -124,10 +125,9 @@ void RunOps(const BenchFlags& flags) {
     fmt::print("{:<24} {:>12} {:>12} {:>7}\n", "op", "ns/element", "scalar", "ratio");
   }
   Json list = Json::array();
-  std::string last;
+  std::set<std::string> seen;
   for (const OpSample& sample : samples) {
-    if (sample.op == last) continue;  // a variant of the op above
-    last = sample.op;
+    if (!seen.insert(sample.op).second) continue;  // another variant of an op that was measured
     const double chosen = NanosecondsPerElement(sample, job.isa, flags.seconds / 4);
     const double scalar = NanosecondsPerElement(sample, Isa::kScalar, flags.seconds / 4);
     if (flags.output.json) {

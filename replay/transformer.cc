@@ -22,7 +22,10 @@ std::vector<T*> Pointers(std::vector<std::vector<T>>& buffers) {
 template <class T>
 void ResizeAll(std::vector<std::vector<T>>* buffers, size_t count, int64_t numel) {
   buffers->resize(count);
-  for (std::vector<T>& buffer : *buffers) buffer.resize(numel);
+  for (std::vector<T>& buffer : *buffers) {
+    buffer.reserve(numel);  // exactly: resize() alone would double a buffer that has to grow a bit
+    buffer.resize(numel);
+  }
 }
 
 // Clause 6 in FP64.

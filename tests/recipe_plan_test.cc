@@ -82,14 +82,14 @@ int64_t HeldBytes(const Recipe& recipe) {
 
 class PlanOfVariants : public testing::TestWithParam<std::vector<std::string>> {};
 
-TEST_P(PlanOfVariants, IsWithinFivePercentOfWhatAnUpdateAllocates) {
+TEST_P(PlanOfVariants, IsWithinTwoPercentOfWhatAnUpdateAllocates) {
   const Recipe recipe = Make(GetParam());
   const Result<RecipePlan> plan = PlanRecipe(recipe, 1, 1);
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   const RankPlan& rank = plan->ranks.at(0);
   const int64_t planned = rank.bytes() - rank.staging_bytes;
   const int64_t held = HeldBytes(recipe);
-  EXPECT_NEAR(1.0, static_cast<double>(planned) / static_cast<double>(held), 0.05)
+  EXPECT_NEAR(1.0, static_cast<double>(planned) / static_cast<double>(held), 0.02)
       << "planned " << planned << ", held " << held;
 }
 

@@ -15,6 +15,7 @@
 #include "cmd/job_flags.h"
 #include "cmd/text_table.h"
 #include "core/recipe_toml.h"
+#include "formats/file_ops.h"
 #include "formats/store_bench.h"
 #include "kernels/gemm_bench.h"
 #include "kernels/op_samples.h"
@@ -31,12 +32,13 @@ constexpr char kExamples[] = R"(Examples:
   retrace bench gemm --threads 1
   retrace bench ops --isa avx2
   retrace bench step examples/bench_100m.toml --updates 5 --tp 2 --random-tokens
+  retrace bench step examples/bench_spike.toml --random-tokens --profile trace.json
   retrace bench store runs/demo
 Each speed stands beside that of a named peer, measured in the same run: the scalar kernels of the same
 bits, or zstd alone. Nothing here changes a file.)";
 
 struct BenchFlags {
-  std::string recipe, run;
+  std::string recipe, run, profile;
   std::vector<std::string> overrides;
   bool fp64 = false, random_tokens = false;
   double seconds = 0.2;
@@ -200,6 +202,28 @@ void PrintSteps(const BenchFlags& flags, const RecipePlan& plan, const JobOption
   }
 }
 
+// Chrome's trace event format, which chrome://tracing and ui.perfetto.dev show.
+Status WriteProfile(const std::string& path, const std::vector<OpSpan>& spans) {
+  Json events = Json::array();
+  for (const OpSpan& span : spans) {
+    const bool gradient = span.name.find(".grad") != std::string::npos;
+    const bool op = span.name.find('/') != std::string::npos;
+    events.push_back({{"name", span.name},
+                      {"cat", !op        ? "optimizer"
+                              : gradient ? "backward"
+                                         : "forward"},
+                      {"ph", "X"},
+                      {"ts", span.begin * 1e6},
+                      {"dur", span.seconds * 1e6},
+                      {"pid", 0},
+                      {"tid", 0}});
+  }
+  const Json trace = {{"traceEvents", events}, {"displayTimeUnit", "ms"}};
+  RT_ASSIGN_OR_RETURN(File file, FileOps().Create(path));
+  RT_RETURN_IF_ERROR(file.Write(trace.dump() + "\n"));
+  return file.Close();
+}
+
 void RunStep(BenchFlags flags) {
   const Recipe recipe = OrFail(LoadRecipe(flags.recipe, flags.overrides));
   const ResolvedJob job = OrFail(ResolveJob(flags.job));
@@ -218,18 +242,22 @@ void RunStep(BenchFlags flags) {
                                               recipe.data.seed);
   }
   std::vector<StepSeconds> steps;
+  std::vector<OpSpan> spans;
   Progress progress(flags.output, "bench", 0, flags.updates);
   const auto note = [&](const std::string& line) { progress.Say(line); };
   const Status status = RunJob(job, note, [&](Comm& comm) -> Status {
     RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> rank, Job::Make(recipe, comm, options, batches));
     RT_RETURN_IF_ERROR(rank->StartFresh());
-    RT_ASSIGN_OR_RETURN(
-        steps, MeasureSteps(*rank, flags.updates, [&](int done) { progress.Show(done, ""); }));
+    RT_ASSIGN_OR_RETURN(steps, MeasureSteps(
+                                   *rank, flags.updates, [&](int done) { progress.Show(done, ""); },
+                                   flags.profile.empty() ? nullptr : &spans));
     return {};
   });
   progress.Finish();
   OrFail(status);
-  if (job.speaks()) PrintSteps(flags, plan, options, steps);
+  if (!job.speaks()) return;
+  if (!flags.profile.empty()) OrFail(WriteProfile(flags.profile, spans));
+  PrintSteps(flags, plan, options, steps);
 }
 
 // ------------------------------------------------------------------------------------------ store
@@ -317,6 +345,8 @@ void AddBenchCommand(CLI::App& app) {
       ->capture_default_str();
   step->add_flag("--random-tokens", flags->random_tokens,
                  "Random tokens instead of the recipe's dataset");
+  step->add_option("--profile", flags->profile,
+                   "Write rank 0's time op by op to this file (Chrome trace format)");
   AddJobFlags(step, &flags->job);
   CLI::App* store = AddPart(*bench, "store", "Size and speed of a run's journals", flags, RunStore);
   store->add_option("run", flags->run, "A recording that keeps journals")->required();

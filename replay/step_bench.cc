@@ -14,14 +14,22 @@ double Seconds(Clock::time_point from, Clock::time_point to) {
 // Gives the time since the op before to the phase of the op that has just finished.
 class PhaseProbe : public Probe {
  public:
+  // Where `spans` is given, every op's time is appended to it.
+  explicit PhaseProbe(std::vector<OpSpan>* spans) : spans_(spans), origin_(Clock::now()) {}
+
   void Begin() {
     seconds_ = {};
     was_micro_batch_ = false;
     last_ = Clock::now();
   }
   StepSeconds End() {
-    seconds_.optimizer += Seconds(last_, Clock::now());
+    const Clock::time_point now = Clock::now();
+    Span(kAfterLastOp, now);
+    seconds_.optimizer += Seconds(last_, now);
     return seconds_;
+  }
+  void Forget() {
+    if (spans_) spans_->clear();
   }
 
   void Op(const std::string& name, const float*, int64_t, int64_t) override { Note(name); }
@@ -35,12 +43,20 @@ class PhaseProbe : public Probe {
     double& phase = !micro_batch ? seconds_.evaluation
                     : gradient   ? seconds_.backward
                                  : seconds_.forward;
+    Span(was_micro_batch_ && !micro_batch ? kAfterLastOp : name, now);
     // Before evaluation's first op lies what follows the last micro-batch.
     (was_micro_batch_ && !micro_batch ? seconds_.optimizer : phase) += Seconds(last_, now);
     was_micro_batch_ = micro_batch;
     last_ = now;
   }
 
+  void Span(const std::string& name, Clock::time_point now) {
+    if (spans_) spans_->push_back({name, Seconds(origin_, last_), Seconds(last_, now)});
+  }
+
+  static constexpr char kAfterLastOp[] = "lanes, norm, clip, AdamW, digest";
+  std::vector<OpSpan>* const spans_;
+  const Clock::time_point origin_;
   StepSeconds seconds_;
   bool was_micro_batch_ = false;
   Clock::time_point last_;
@@ -49,9 +65,10 @@ class PhaseProbe : public Probe {
 }  // namespace
 
 Result<std::vector<StepSeconds>> MeasureSteps(Job& job, int updates,
-                                              const std::function<void(int done)>& done) {
+                                              const std::function<void(int done)>& done,
+                                              std::vector<OpSpan>* spans) {
   std::vector<StepSeconds> steps;
-  PhaseProbe probe;
+  PhaseProbe probe(spans);
   job.set_probe(&probe);
   for (int i = 0; i <= updates; ++i) {
     probe.Begin();
@@ -67,7 +84,11 @@ Result<std::vector<StepSeconds>> MeasureSteps(Job& job, int updates,
     (void)digest;
     seconds.digest = Seconds(begin, Clock::now());
     seconds.optimizer = std::max(0.0, seconds.optimizer - seconds.digest);
-    if (i > 0) steps.push_back(seconds);
+    if (i > 0) {
+      steps.push_back(seconds);
+    } else {
+      probe.Forget();
+    }
     if (job.is_rank0() && done) done(i);
   }
   job.set_probe(nullptr);

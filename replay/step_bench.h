@@ -4,6 +4,7 @@
 #define RETRACE_REPLAY_STEP_BENCH_H_
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "replay/job.h"
@@ -21,10 +22,17 @@ struct StepSeconds {
   double total() const { return forward + backward + evaluation + optimizer + digest; }
 };
 
+// From the end of the op before to the end of this one, exchanges with other ranks included.
+struct OpSpan {
+  std::string name;               // the probe's
+  double begin = 0, seconds = 0;  // begin: since the first update
+};
+
 // The job's next `updates` updates, after one that is not counted (it allocates). `done` is called
-// in rank 0 after each.
+// in rank 0 after each. `spans`, where given, gets every op of the counted updates.
 Result<std::vector<StepSeconds>> MeasureSteps(Job& job, int updates,
-                                              const std::function<void(int done)>& done);
+                                              const std::function<void(int done)>& done,
+                                              std::vector<OpSpan>* spans = nullptr);
 
 }  // namespace retrace
 

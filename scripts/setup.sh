@@ -2,9 +2,10 @@
 # Brings everything that the build needs, on Debian 12 or newer. Safe to run again: what is there
 # stays, what was interrupted is taken up.
 #
-#   scripts/setup.sh [--for-tests] [--without-torch]
+#   scripts/setup.sh [--for-tests] [--for-peers] [--without-torch]
 #
 #   --for-tests      also what only the tests need (a Python environment with h5py)
+#   --for-peers      also what the benchmarks compare with (a Python environment with PyTorch; 5 GB)
 #   --without-torch  leave LibTorch out: everything works but jobs over several hosts
 #
 # Debian packages need root; without it the command to run is printed. Everything else goes to
@@ -13,19 +14,21 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 for_tests=0
+for_peers=0
 with_torch=1
 [ -z "${RETRACE_WITHOUT_TORCH:-}" ] || with_torch=0
 for argument in "$@"; do
   case $argument in
     --for-tests) for_tests=1 ;;
+    --for-peers) for_peers=1 ;;
     --without-torch) with_torch=0 ;;
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "setup: unknown option $argument; see scripts/setup.sh --help" >&2; exit 2 ;;
   esac
 done
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/retrace
-steps=$((1 + with_torch + for_tests))
+steps=$((1 + with_torch + for_tests + for_peers))
 step=0
 say() { step=$((step + 1)); echo "setup [$step/$steps] $*"; }
 fail() { echo "setup: $*" >&2; exit 5; }
@@ -37,12 +40,12 @@ build_packages=(
   dict-gcide
 )
 torch_packages=(libgloo-dev python3-pip unzip ca-certificates)
-test_packages=(python3-venv ca-certificates)
+python_packages=(python3-venv ca-certificates)
 
 debian_packages() {
   local wanted=("${build_packages[@]}") missing=() package
   [ $with_torch = 0 ] || wanted+=("${torch_packages[@]}")
-  [ $for_tests = 0 ] || wanted+=("${test_packages[@]}")
+  [ $for_tests = 0 ] && [ $for_peers = 0 ] || wanted+=("${python_packages[@]}")
   command -v dpkg-query >/dev/null ||
     fail "no dpkg here: this script is for Debian. Elsewhere install what these packages hold: ${wanted[*]}"
   for package in "${wanted[@]}"; do
@@ -114,21 +117,25 @@ torch_libraries() {
   rm -rf "$wheels"
 }
 
-python_for_tests() {
-  local target=$cache/test-python
-  if cmp -s scripts/test_requirements.txt "$target/requirements.txt"; then
-    say "Python for the tests: is in $target"
+# python_environment NAME: scripts/NAME_requirements.txt in $cache/NAME-python.
+python_environment() {
+  local requirements=scripts/$1_requirements.txt target=$cache/$1-python
+  if cmp -s "$requirements" "$target/requirements.txt"; then
+    say "Python packages ($1): are in $target"
     return
   fi
-  say "Python for the tests: $(grep -v '^#' scripts/test_requirements.txt | tr '\n' ' ')in $target"
+  local packages
+  packages=$(grep -v '^#' "$requirements" | tr '\n' ' ')
+  say "Python packages ($1): $packages in $target"
   rm -rf "$target"
   python3 -m venv "$target"
   "$target/bin/python" -m pip install --quiet --no-cache-dir --disable-pip-version-check \
-    --only-binary=:all: --retries 5 --timeout 60 -r scripts/test_requirements.txt ||
-    fail "h5py and hdf5plugin could not be installed; try again"
-  cp scripts/test_requirements.txt "$target/requirements.txt"
+    --only-binary=:all: --retries 5 --timeout 60 -r "$requirements" ||
+    fail "not all of these could be installed: $packages; try again"
+  cp "$requirements" "$target/requirements.txt"
 }
 
 debian_packages
 [ $with_torch = 0 ] || torch_libraries
-[ $for_tests = 0 ] || python_for_tests
+[ $for_tests = 0 ] || python_environment test
+[ $for_peers = 0 ] || python_environment peer

@@ -40,7 +40,7 @@ bits, or zstd alone. Nothing here changes a file.)";
 struct BenchFlags {
   std::string recipe, run, profile;
   std::vector<std::string> overrides;
-  bool fp64 = false, random_tokens = false;
+  bool fp64 = false, no_scalar = false, random_tokens = false;
   double seconds = 0.2;
   int updates = 5;
   JobFlags job;
@@ -63,41 +63,45 @@ double Median(std::vector<double> values) {
 
 void RunGemm(const BenchFlags& flags) {
   const JobOptions job = OrFail(ResolveJob(flags.job)).options;
-  const std::vector<GemmBenchRow> rows =
-      GemmBenchmark(job.isa, job.threads, flags.fp64, flags.seconds);
-  const std::vector<GemmBenchRow> scalar =
-      GemmBenchmark(Isa::kScalar, job.threads, flags.fp64, flags.seconds);
-  Json list = Json::array();
-  if (!flags.output.json) {
-    fmt::print("{}, {} threads, {}; peer: scalar kernels of the same bits\n", IsaName(job.isa),
-               job.threads, flags.fp64 ? "FP64" : "FP32");
-    fmt::print("{:<18} {:<6} {:>8} {:>6} {:>6} {:>6} {:>10} {:>8} {:>7}\n", "product", "layout",
-               "products", "m", "n", "k", "GFLOP/s", "scalar", "ratio");
+  const std::vector<GemmBenchRow> shapes =
+      flags.recipe.empty() ? SmallModelProducts()
+                           : ProductsOf(OrFail(LoadRecipe(flags.recipe, flags.overrides)));
+  const auto measure = [&](Isa isa) {
+    return GemmBenchmark(shapes, isa, job.threads, flags.fp64, flags.seconds);
+  };
+  const std::vector<GemmBenchRow> rows = measure(job.isa);
+  std::vector<GemmBenchRow> scalar;
+  if (!flags.no_scalar) scalar = measure(Isa::kScalar);
+  if (flags.output.json) {
+    Json list = Json::array();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const GemmBenchRow& r = rows[i];
+      Json row = {{"product", r.name}, {"layout", r.layout}, {"products", r.products}, {"m", r.m},
+                  {"n", r.n},          {"k", r.k},           {"gflops", r.gflops}};
+      if (!scalar.empty()) {
+        row["scalar_gflops"] = scalar[i].gflops;
+        row["ratio"] = r.gflops / scalar[i].gflops;
+      }
+      list.push_back(row);
+    }
+    return PrintJson({{"isa", IsaName(job.isa)},
+                      {"threads", job.threads},
+                      {"type", flags.fp64 ? "fp64" : "fp32"},
+                      {"peer", scalar.empty() ? Json() : Json("scalar")},
+                      {"rows", list}});
   }
+  fmt::print("{}, {} threads, {}{}\n", IsaName(job.isa), job.threads, flags.fp64 ? "FP64" : "FP32",
+             scalar.empty() ? "" : "; peer: scalar kernels of the same bits");
+  fmt::print("{:<18} {:<6} {:>8} {:>6} {:>6} {:>6} {:>10}{}\n", "product", "layout", "products",
+             "m", "n", "k", "GFLOP/s", scalar.empty() ? "" : "   scalar   ratio");
   for (size_t i = 0; i < rows.size(); ++i) {
     const GemmBenchRow& r = rows[i];
-    const double ratio = r.gflops / scalar[i].gflops;
-    if (flags.output.json) {
-      list.push_back({{"product", r.name},
-                      {"layout", r.layout},
-                      {"products", r.products},
-                      {"m", r.m},
-                      {"n", r.n},
-                      {"k", r.k},
-                      {"gflops", r.gflops},
-                      {"scalar_gflops", scalar[i].gflops},
-                      {"ratio", ratio}});
-      continue;
+    fmt::print("{:<18} {:<6} {:>8} {:>6} {:>6} {:>6} {:>10.1f}", r.name, r.layout, r.products, r.m,
+               r.n, r.k, r.gflops);
+    if (!scalar.empty()) {
+      fmt::print(" {:>8.1f} {:>7.1f}", scalar[i].gflops, r.gflops / scalar[i].gflops);
     }
-    fmt::print("{:<18} {:<6} {:>8} {:>6} {:>6} {:>6} {:>10.1f} {:>8.1f} {:>7.1f}\n", r.name,
-               r.layout, r.products, r.m, r.n, r.k, r.gflops, scalar[i].gflops, ratio);
-  }
-  if (flags.output.json) {
-    PrintJson({{"isa", IsaName(job.isa)},
-               {"threads", job.threads},
-               {"type", flags.fp64 ? "fp64" : "fp32"},
-               {"peer", "scalar"},
-               {"rows", list}});
+    fmt::print("\n");
   }
 }
 
@@ -327,7 +331,10 @@ void AddBenchCommand(CLI::App& app) {
   bench->footer(kExamples);
   auto flags = std::make_shared<BenchFlags>();
   CLI::App* gemm = AddPart(*bench, "gemm", "Matrix products in a step's shapes", flags, RunGemm);
+  gemm->add_option("recipe", flags->recipe,
+                   "Products of this recipe (TOML); without it, of a small model");
   gemm->add_flag("--fp64", flags->fp64, "FP64 instead of FP32");
+  gemm->add_flag("--no-scalar", flags->no_scalar, "Leave the scalar kernels out");
   gemm->add_option("--threads", flags->job.threads, "Threads; 0: one for each processor")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

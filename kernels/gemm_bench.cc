@@ -8,20 +8,6 @@
 namespace retrace {
 namespace {
 
-// 512 tokens, hidden size 256, MLP and vocabulary of 4096, heads of 64 and 128.
-const GemmBenchRow kRows[] = {
-    {"square", "NN", 1, 256, 256, 256},          {"square", "NN", 1, 512, 512, 512},
-    {"projection", "NT", 1, 512, 64, 64},        {"projection", "NT", 1, 512, 128, 128},
-    {"projection", "NT", 1, 512, 256, 256},      {"projection dX", "NN", 1, 512, 64, 64},
-    {"projection dX", "NN", 1, 512, 256, 256},   {"projection dW", "TN", 1, 64, 64, 512},
-    {"projection dW", "TN", 1, 256, 256, 512},   {"head", "NT", 1, 512, 4096, 64},
-    {"head", "NT", 1, 512, 4096, 256},           {"head dX", "NN", 1, 512, 64, 4096},
-    {"head dX", "NN", 1, 512, 256, 4096},        {"head dW", "TN", 1, 4096, 64, 512},
-    {"head dW", "TN", 1, 4096, 256, 512},        {"scores", "NT", 32, 32, 32, 128},
-    {"scores", "NT", 4, 512, 512, 64},           {"attention output", "NN", 32, 32, 128, 32},
-    {"attention output", "NN", 4, 512, 64, 512}, {"small", "NN", 1, 16, 16, 16},
-};
-
 template <class T>
 class Bench {
  public:
@@ -74,18 +60,36 @@ class Bench {
 };
 
 template <class T>
-std::vector<GemmBenchRow> Measure(Isa isa, int threads, double seconds_per_row) {
+void Measure(Isa isa, int threads, double seconds_per_row, std::vector<GemmBenchRow>* rows) {
   Bench<T> bench(isa, threads);
-  std::vector<GemmBenchRow> rows(std::begin(kRows), std::end(kRows));
-  for (GemmBenchRow& row : rows) row.gflops = bench.Gflops(row, seconds_per_row);
-  return rows;
+  for (GemmBenchRow& row : *rows) row.gflops = bench.Gflops(row, seconds_per_row);
 }
 
 }  // namespace
 
-std::vector<GemmBenchRow> GemmBenchmark(Isa isa, int threads, bool fp64, double seconds_per_row) {
-  return fp64 ? Measure<double>(isa, threads, seconds_per_row)
-              : Measure<float>(isa, threads, seconds_per_row);
+std::vector<GemmBenchRow> SmallModelProducts() {
+  return {
+      {"square", "NN", 1, 256, 256, 256},          {"square", "NN", 1, 512, 512, 512},
+      {"projection", "NT", 1, 512, 64, 64},        {"projection", "NT", 1, 512, 128, 128},
+      {"projection", "NT", 1, 512, 256, 256},      {"projection dX", "NN", 1, 512, 64, 64},
+      {"projection dX", "NN", 1, 512, 256, 256},   {"projection dW", "TN", 1, 64, 64, 512},
+      {"projection dW", "TN", 1, 256, 256, 512},   {"head", "NT", 1, 512, 4096, 64},
+      {"head", "NT", 1, 512, 4096, 256},           {"head dX", "NN", 1, 512, 64, 4096},
+      {"head dX", "NN", 1, 512, 256, 4096},        {"head dW", "TN", 1, 4096, 64, 512},
+      {"head dW", "TN", 1, 4096, 256, 512},        {"scores", "NT", 32, 32, 32, 128},
+      {"scores", "NT", 4, 512, 512, 64},           {"attention output", "NN", 32, 32, 128, 32},
+      {"attention output", "NN", 4, 512, 64, 512}, {"small", "NN", 1, 16, 16, 16},
+  };
+}
+
+std::vector<GemmBenchRow> GemmBenchmark(std::vector<GemmBenchRow> rows, Isa isa, int threads,
+                                        bool fp64, double seconds_per_row) {
+  if (fp64) {
+    Measure<double>(isa, threads, seconds_per_row, &rows);
+  } else {
+    Measure<float>(isa, threads, seconds_per_row, &rows);
+  }
+  return rows;
 }
 
 }  // namespace retrace

@@ -16,12 +16,18 @@ struct GemmBenchRow {
   std::string name;    // where in the step the shape occurs
   std::string layout;  // "NN", "NT", "TN": is A, is B read transposed
   int64_t products = 1, m = 0, n = 0, k = 0;
-  double gflops =
-      0;  // 2·m·n·k·products per second, of the fastest of several runs, in units of 1e9
+  // 2·m·n·k·products per second, of the fastest of several runs, in units of 1e9
+  double gflops = 0;
 };
 
-// FP32 products (FP64 where `fp64`), each shape measured for about `seconds_per_row`.
-std::vector<GemmBenchRow> GemmBenchmark(Isa isa, int threads, bool fp64, double seconds_per_row);
+// Shapes of a small transformer's step: 512 tokens, hidden size 256, MLP and vocabulary of 4096,
+// heads of 64 and 128.
+std::vector<GemmBenchRow> SmallModelProducts();
+
+// FP32 products (FP64 where `fp64`), each shape measured for about `seconds_per_row`: `rows` with
+// gflops set.
+std::vector<GemmBenchRow> GemmBenchmark(std::vector<GemmBenchRow> rows, Isa isa, int threads,
+                                        bool fp64, double seconds_per_row);
 
 }  // namespace retrace
 

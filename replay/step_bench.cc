@@ -1,5 +1,6 @@
 #include "replay/step_bench.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace retrace {
@@ -62,6 +63,30 @@ class PhaseProbe : public Probe {
   Clock::time_point last_;
 };
 
+// Shapes, each once.
+class ProductList {
+ public:
+  void Add(const std::string& name, const char* layout, int64_t products, int64_t m, int64_t n,
+           int64_t k) {
+    const auto same = [&](const GemmBenchRow& row) {
+      return row.layout == layout && row.products == products && row.m == m && row.n == n &&
+             row.k == k;
+    };
+    if (std::any_of(rows_.begin(), rows_.end(), same)) return;
+    rows_.push_back({.name = name, .layout = layout, .products = products, .m = m, .n = n, .k = k});
+  }
+  // y = x W^T of `tokens` rows, and both of its gradients.
+  void AddLinear(const std::string& name, int64_t tokens, int64_t outputs, int64_t inputs) {
+    Add(name, "NT", 1, tokens, outputs, inputs);
+    Add(name + " dX", "NN", 1, tokens, inputs, outputs);
+    Add(name + " dW", "TN", 1, outputs, inputs, tokens);
+  }
+  std::vector<GemmBenchRow> Take() { return std::move(rows_); }
+
+ private:
+  std::vector<GemmBenchRow> rows_;
+};
+
 }  // namespace
 
 Result<std::vector<StepSeconds>> MeasureSteps(Job& job, int updates,
@@ -93,6 +118,28 @@ Result<std::vector<StepSeconds>> MeasureSteps(Job& job, int updates,
   }
   job.set_probe(nullptr);
   return steps;
+}
+
+std::vector<GemmBenchRow> ProductsOf(const Recipe& recipe) {
+  const ModelRecipe& model = recipe.model;
+  const int64_t V = recipe.topology.virtual_shards, S = recipe.data.sequence_length;
+  const int64_t sequences = recipe.data.micro_batch_size, tokens = sequences * S;
+  ProductList list;
+  for (int64_t l = 0; l < model.layers; ++l) {
+    const std::string kind = model.IsFull(l) ? "full " : "";
+    const int64_t D = model.HeadDim(l), heads = model.query_heads / V;
+    const int64_t kv_heads = std::max<int64_t>(1, model.KvHeads(l) / V);
+    list.AddLinear(kind + "q_proj", tokens, heads * D, model.hidden_size);
+    list.AddLinear(kind + "k_proj", tokens, kv_heads * D, model.hidden_size);
+    list.AddLinear(kind + "o_proj", tokens, model.hidden_size, heads * D);
+    list.Add(kind + "scores", "NT", sequences * heads, S, S, D);
+    list.Add(kind + "p v, dQ", "NN", sequences * heads, S, D, S);
+    list.Add(kind + "dK, dV", "TN", sequences * heads, S, D, S);
+  }
+  list.AddLinear("gate_proj", tokens, model.intermediate_size / V, model.hidden_size);
+  list.AddLinear("down_proj", tokens, model.hidden_size, model.intermediate_size / V);
+  list.AddLinear("head", tokens, model.vocab_size / V, model.hidden_size);
+  return list.Take();
 }
 
 }  // namespace retrace

@@ -1,5 +1,5 @@
-// Where the time of an update goes. Used by `retrace bench step`. Measures only: the updates are
-// those of any job. Collective: runs in every rank.
+// Where the time of an update goes, and its matrix products. Used by `retrace bench step`. Measures
+// only: the updates are those of any job. Collective: runs in every rank.
 #ifndef RETRACE_REPLAY_STEP_BENCH_H_
 #define RETRACE_REPLAY_STEP_BENCH_H_
 
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/gemm_bench.h"
 #include "replay/job.h"
 
 namespace retrace {
@@ -33,6 +34,10 @@ struct OpSpan {
 Result<std::vector<StepSeconds>> MeasureSteps(Job& job, int updates,
                                               const std::function<void(int done)>& done,
                                               std::vector<OpSpan>* spans = nullptr);
+
+// The matrix products of a micro-batch, forward and backward, of one virtual shard: each shape
+// once, named for where it occurs first. Attention's are those of materialised scores.
+std::vector<GemmBenchRow> ProductsOf(const Recipe& recipe);
 
 }  // namespace retrace
 

@@ -98,7 +98,7 @@ void RunBranch(const ReplayFlags& flags, const RunReader& run, const Recipe& rec
   plan.last = range.last;
   plan.device = "cpu";
   plan.isa = IsaName(job.options.isa);
-  plan.keep_states = flags.keep == "states";
+  plan.kept.states = flags.keep == "states";
   for (const std::string& text : flags.interventions) {
     plan.interventions.push_back(OrFail(ParseIntervention(text)));
   }

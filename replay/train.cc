@@ -142,29 +142,31 @@ Result<TrainEnd> Train(const Recipe& recipe, Comm& comm, const JobOptions& job_o
 }
 
 Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int64_t last,
-                    bool keep_states, Script* script,
-                    const std::function<void(const UpdateRecord&, const Digest&)>& updated) {
+                    const BranchKeep& kept, Script* script,
+                    const std::function<void(const UpdateRecord&, const Digest&)>& updated,
+                    Status* halted) {
   RT_ASSIGN_OR_RETURN(const std::unique_ptr<Recorder> recorder,
                       Recorder::Make(job, writer, run_dir));
   RT_ASSIGN_OR_RETURN(bool edited, job.Edit(script));
   RT_ASSIGN_OR_RETURN(const Digest first, job.StateDigestNow());
-  RT_RETURN_IF_ERROR(recorder->RecordFirst(first, keep_states));
+  RT_RETURN_IF_ERROR(recorder->RecordFirst(first, kept.states));
   edited = false;  // the first state is after surgery
   StoreRecipe store;
   store.window_first = job.position();
   store.window_last = last;
   store.keyframe_every = job.recipe().store.keyframe_every;
-  Status halted;
+  Status halt;
   while (job.position() < last) {
     const auto begin = std::chrono::steady_clock::now();
     RT_ASSIGN_OR_RETURN(const Job::Step step, job.Advance(script));
     if (step.result.action == UpdateAction::kHalted) {
-      halted = Halted(job, step.result, run_dir, script);
+      halt = Halted(job, step.result, run_dir, script);
       break;
     }
     // After surgery in mid-branch the state does not follow from the journal: it is kept whole.
     Keep keep = edited ? Keep::kKeyframe : KeepOf(store, job.position(), store.window_first);
-    if (!keep_states) keep = Keep::kNothing;
+    if (!kept.states) keep = Keep::kNothing;
+    if (kept.keyframes.contains(job.position())) keep = Keep::kKeyframe;
     RT_RETURN_IF_ERROR(recorder->Record(step, SecondsSince(begin), keep));
     if (job.is_rank0() && updated) updated(step.result.record, step.digest);
     if (job.position() < last) {
@@ -172,7 +174,9 @@ Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int
     }
   }
   RT_RETURN_IF_ERROR(recorder->Finish());
-  return halted;
+  if (halted == nullptr) return halt;
+  *halted = halt;
+  return {};
 }
 
 }  // namespace retrace

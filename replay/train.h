@@ -3,6 +3,7 @@
 #define RETRACE_REPLAY_TRAIN_H_
 
 #include <functional>
+#include <set>
 #include <string>
 
 #include "replay/job.h"
@@ -34,11 +35,19 @@ enum class TrainEnd { kFinished, kStopped };
 Result<TrainEnd> Train(const Recipe& recipe, Comm& comm, const JobOptions& job_options,
                        const TrainOptions& options);
 
+// What a branch keeps besides its records.
+struct BranchKeep {
+  bool states = true;           // every one
+  std::set<int64_t> keyframes;  // these positions even so
+};
+
 // The updates of a branch: from the job's present state, edited by the script, which becomes the
-// first position of `writer`'s run, to `last`. Keeps every state, or records only.
+// first position of `writer`'s run, to `last`. Errors: as Train; a halt too, unless it is asked for:
+// then it is told in `halted` and the branch ends there.
 Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int64_t last,
-                    bool keep_states, Script* script,
-                    const std::function<void(const UpdateRecord&, const Digest&)>& updated);
+                    const BranchKeep& kept, Script* script,
+                    const std::function<void(const UpdateRecord&, const Digest&)>& updated,
+                    Status* halted = nullptr);
 
 }  // namespace retrace
 

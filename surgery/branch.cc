@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "core/recipe_toml.h"
-#include "replay/train.h"
 
 namespace retrace {
 namespace {
@@ -100,8 +99,14 @@ Result<InterventionScript> BranchScript(const RunReader& run, const Job& job, in
 Result<bool> ReplayAsRecorded(const RunReader& run, Job& job, int64_t first, int64_t last,
                               const std::function<void(const ReplayedUpdate&)>& visit) {
   RT_RETURN_IF_ERROR(CheckRange(run, first, last, true));
+  RT_RETURN_IF_ERROR(GoBefore(run, job, first));
+  return ReplayHere(run, job, last, visit);
+}
+
+Result<bool> ReplayHere(const RunReader& run, Job& job, int64_t last,
+                        const std::function<void(const ReplayedUpdate&)>& visit) {
+  RT_RETURN_IF_ERROR(CheckRange(run, job.position() + 1, last, true));
   RT_ASSIGN_OR_RETURN(InterventionScript script, ParentScript(run));
-  RT_RETURN_IF_ERROR(GoBeforeWith(run, job, first, &script));
   while (job.position() < last) {
     if (job.position() > run.history().first_position()) {
       RT_ASSIGN_OR_RETURN(const bool edited, job.Edit(&script));
@@ -126,9 +131,24 @@ Result<bool> ReplayAsRecorded(const RunReader& run, Job& job, int64_t first, int
 Status MakeBranch(const RunReader& run, Job& job, const BranchPlan& plan,
                   const std::function<void(const UpdateRecord&, const Digest&)>& updated) {
   RT_RETURN_IF_ERROR(CheckRange(run, plan.first, plan.last, false));
+  RT_RETURN_IF_ERROR(
+      BranchScript(run, job, plan.first, plan.last, plan.interventions).status());
+  RT_RETURN_IF_ERROR(GoBefore(run, job, plan.first));
+  return MakeBranchHere(run, job, plan, updated);
+}
+
+Status MakeBranchHere(const RunReader& run, Job& job, const BranchPlan& plan,
+                      const std::function<void(const UpdateRecord&, const Digest&)>& updated,
+                      Status* halted) {
+  RT_RETURN_IF_ERROR(CheckRange(run, plan.first, plan.last, false));
   RT_ASSIGN_OR_RETURN(InterventionScript script,
                       BranchScript(run, job, plan.first, plan.last, plan.interventions));
-  RT_RETURN_IF_ERROR(GoBefore(run, job, plan.first));
+  RT_ASSIGN_OR_RETURN(const Digest here, job.StateDigestNow());
+  const Digest parent = run.history().Find(plan.first - 1)->digest;
+  if (here != parent) {
+    return FailedError(fmt::format("a branch of {}@{} has to begin at state {}, the job is at {}",
+                                   run.dir(), plan.first - 1, parent.Hex(), here.Hex()));
+  }
   std::unique_ptr<RunWriter> writer;
   Status created;
   if (job.is_rank0()) {
@@ -137,15 +157,15 @@ Status MakeBranch(const RunReader& run, Job& job, const BranchPlan& plan,
     branch.device = plan.device;
     branch.isa = plan.isa;
     branch.first_position = plan.first - 1;
-    branch.lineage = Lineage{run.dir(), run.history().run, plan.first - 1,
-                             run.history().Find(plan.first - 1)->digest, script.Text()};
+    branch.lineage =
+        Lineage{run.dir(), run.history().run, plan.first - 1, parent, script.Text()};
     Result<std::unique_ptr<RunWriter>> result = RunWriter::Create(plan.out, job.layout(), branch);
     created = result.status();
     if (result.ok()) writer = std::move(result).value();
   }
   RT_RETURN_IF_ERROR(AgreeOnStatus(job.comm(), created));
-  return RecordBranch(job, writer.get(), plan.out, plan.last, plan.keep_states, &script,
-                      updated);
+  return RecordBranch(job, writer.get(), plan.out, plan.last, plan.kept, &script, updated,
+                      halted);
 }
 
 }  // namespace retrace

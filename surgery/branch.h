@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "replay/job.h"
+#include "replay/train.h"
 #include "surgery/intervention.h"
 
 namespace retrace {
@@ -44,17 +45,26 @@ struct ReplayedUpdate {
 Result<bool> ReplayAsRecorded(const RunReader& run, Job& job, int64_t first, int64_t last,
                               const std::function<void(const ReplayedUpdate&)>& visit);
 
+// The same from the job's present state, which is RUN@(first-1).
+Result<bool> ReplayHere(const RunReader& run, Job& job, int64_t last,
+                        const std::function<void(const ReplayedUpdate&)>& visit);
+
 struct BranchPlan {
   int64_t first = 0, last = 0;  // updates
   std::vector<Intervention> interventions;
   std::string out;  // directory of the branch
-  bool keep_states = true;  // false: records only
+  BranchKeep kept;
   std::string device, isa;
 };
 
 // Records the branch. `updated` is called in rank 0.
 Status MakeBranch(const RunReader& run, Job& job, const BranchPlan& plan,
                   const std::function<void(const UpdateRecord&, const Digest&)>& updated);
+
+// The same with a job that is at RUN@(first-1) already; its digest is checked. `halted`: RecordBranch.
+Status MakeBranchHere(const RunReader& run, Job& job, const BranchPlan& plan,
+                      const std::function<void(const UpdateRecord&, const Digest&)>& updated,
+                      Status* halted = nullptr);
 
 }  // namespace retrace
 

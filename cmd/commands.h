@@ -13,6 +13,7 @@ namespace retrace {
 void AddDataCommand(CLI::App& app);
 void AddTrainCommand(CLI::App& app);
 void AddReplayCommand(CLI::App& app);
+void AddExperimentCommand(CLI::App& app);
 void AddLogCommand(CLI::App& app);
 void AddShowCommand(CLI::App& app);
 void AddDiffCommand(CLI::App& app);

@@ -34,6 +34,7 @@ int main(int argc, char** argv) {
   retrace::AddDataCommand(app);
   retrace::AddTrainCommand(app);
   retrace::AddReplayCommand(app);
+  retrace::AddExperimentCommand(app);
   retrace::AddLogCommand(app);
   retrace::AddShowCommand(app);
   retrace::AddDiffCommand(app);

@@ -23,6 +23,12 @@ enum class LrIndexing { kStep, kStepMinusOne };  // update n applies lr(n) or lr
 enum class LrShape { kConstant, kCosine };
 enum class LossDivision { kStepTokens, kPerMicroBatch };
 enum class NonFinitePolicy { kHalt, kSkip, kRecord };
+// What a clip takes the norm of: the whole gradient; each layer's, and each tensor's outside of
+// them; each tensor's; each row's of the embedding and an untied head, and that of all the rest.
+enum class ClipScope { kGlobal, kLayer, kTensor, kEmbeddingRows };
+enum class ClipRule { kFixed, kEma, kZScore };  // where the threshold comes from
+enum class BiasCorrection { kBoth, kM, kV, kNone };
+enum class QkNormGradient { kAllShards, kFirstShard };
 
 // Gemma 4's text decoder; every switch is a possible intervention. Sizes in elements.
 struct ModelRecipe {
@@ -53,6 +59,17 @@ struct ModelRecipe {
   AttentionKind attention = AttentionKind::kMaterialised;
   int64_t pad_token_id = 0;         // -1: none
   bool pad_lookup_gradient = true;  // false: the lookup gradient of the pad row is dropped
+
+  // What surgery may change in the midst of a run: the tensors stay as they are.
+  bool bypass_qk_norm = false, bypass_pre_norm = false, bypass_post_norm = false;
+  double qk_norm_gain = 1.0;   // factor on the outputs of q_norm and k_norm
+  QkNormGradient qk_norm_gradient = QkNormGradient::kAllShards;
+  bool ignore_window = false;  // sliding layers see all keys before, as full ones
+  double z_loss = 0;           // factor on the square of logsumexp, in the objective
+
+  bool AppliesQkNorm() const { return qk_norm && !bypass_qk_norm; }
+  bool AppliesPreNorm() const { return pre_norm && !bypass_pre_norm; }
+  bool AppliesPostNorm() const { return post_norm && !bypass_post_norm; }
 
   bool IsFull(int64_t layer) const { return layer_types[layer] == LayerKind::kFull; }
   int64_t HeadDim(int64_t layer) const { return IsFull(layer) ? global_head_dim : head_dim; }
@@ -85,11 +102,31 @@ struct DataRecipe {
   int64_t SamplesPerStep() const { return micro_batch_size * micro_batches; }
 };
 
+// Tensors whose parameters stay as they are.
+struct FreezeRule {
+  std::string only;           // glob over their names
+  bool counted = true;        // in the gradient norm
+  bool moments_move = false;  // m, v and t go on as if they were updated
+
+  bool operator==(const FreezeRule&) const = default;
+};
+
 struct OptimizerRecipe {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0.1;
   DecayOn decay_on = DecayOn::kAll;
-  double clip = 1.0;  // global norm; 0: none
+  std::string decay_only = "*";  // glob over the names of tensors that decay
+  double clip = 1.0;  // largest norm; 0: none
+  ClipScope clip_scope = ClipScope::kGlobal;
+  ClipRule clip_rule = ClipRule::kFixed;
+  double clip_factor = 1.05;  // kEma: the threshold is this times the mean of past norms
+  double clip_z = 2.5;        // kZScore: standard deviations above that mean
+  double clip_decay = 0.98;   // of the means
+  int64_t clip_warmup = 0;    // updates of the rule during which clip_warmup_norm is the threshold
+  double clip_warmup_norm = 0;
+  double update_clip = 0;  // largest RMS of g / sqrt(v) of a tensor; 0: none
+  BiasCorrection bias_correction = BiasCorrection::kBoth;
+  std::vector<FreezeRule> freeze;
   LossDivision loss_division = LossDivision::kStepTokens;
   NonFinitePolicy non_finite = NonFinitePolicy::kHalt;
 };
@@ -100,6 +137,7 @@ struct ScheduleRecipe {
   LrShape shape = LrShape::kCosine;
   double initial = 0.0, peak = 3e-4, minimum = 3e-5;
   int64_t warmup_steps = 40, total_steps = 100;
+  int64_t hold = 0;  // updates after this one apply its learning rate; 0: off
   LrIndexing indexing = LrIndexing::kStepMinusOne;
 };
 

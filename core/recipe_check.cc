@@ -6,7 +6,9 @@
 #include <string_view>
 #include <vector>
 
+#include "core/glob.h"
 #include "core/layout.h"
+#include "core/nearest_name.h"
 #include "core/recipe_keys.h"
 
 namespace retrace {
@@ -189,6 +191,52 @@ Problem CheckTopology(const Recipe& recipe) {
   return {};
 }
 
+// A bypass of what the model does not have would do nothing.
+Problem CheckBypasses(const Recipe& recipe) {
+  const ModelRecipe& m = recipe.model;
+  const auto needs = [](bool there, const char* key, const char* other) -> Problem {
+    if (there) return {};
+    return RecipeProblem{key, "needs " + std::string(other) + " = true: the model has no such norms"};
+  };
+  Problem problem;
+  if (m.bypass_qk_norm) problem = needs(m.qk_norm, "model.bypass_qk_norm", "model.qk_norm");
+  if (!problem && m.bypass_pre_norm) {
+    problem = needs(m.pre_norm, "model.bypass_pre_norm", "model.pre_norm");
+  }
+  if (!problem && m.bypass_post_norm) {
+    problem = needs(m.post_norm, "model.bypass_post_norm", "model.post_norm");
+  }
+  if (!problem && m.qk_norm_gain != 1) {
+    problem = needs(m.qk_norm, "model.qk_norm_gain", "model.qk_norm");
+  }
+  return problem;
+}
+
+Problem CheckGlob(const char* key, const std::string& glob, const std::vector<TensorSpec>& tensors) {
+  for (const TensorSpec& spec : tensors) {
+    if (GlobMatches(glob, spec.name)) return {};
+  }
+  std::vector<std::string> names;
+  for (const TensorSpec& spec : tensors) names.push_back(spec.name);
+  return RecipeProblem{key, "no tensor matches " + QuotedText(glob.substr(0, 120)) +
+                                "; the nearest is " + NearestName(glob, names)};
+}
+
+Problem CheckOptimizerRules(const Recipe& recipe) {
+  const OptimizerRecipe& opt = recipe.optimizer;
+  if (opt.clip_scope == ClipScope::kEmbeddingRows && opt.clip_rule != ClipRule::kFixed) {
+    return RecipeProblem{"optimizer.clip_rule",
+                         "expected fixed with optimizer.clip_scope = embedding-rows: the others "
+                         "would remember a mean of every row"};
+  }
+  if (opt.freeze.empty() && opt.decay_only == "*") return {};
+  const std::vector<TensorSpec> tensors = ModelTensors(recipe.model);
+  for (const FreezeRule& rule : opt.freeze) {
+    if (Problem problem = CheckGlob("optimizer.freeze", rule.only, tensors)) return problem;
+  }
+  return CheckGlob("optimizer.decay_only", opt.decay_only, tensors);
+}
+
 Problem CheckPolicy(const Recipe& recipe) {
   const Status status = CheckPrecision(recipe.precision);
   if (status.ok()) return {};
@@ -201,7 +249,7 @@ std::optional<RecipeProblem> FindProblem(const Recipe& recipe) {
   // Ranges first: the others may then divide and multiply.
   for (Problem (*check)(const Recipe&) :
        {CheckRanges, CheckHeads, CheckLayerLists, CheckPad, CheckParameters, CheckData, CheckSplit,
-        CheckSchedule, CheckTopology, CheckPolicy}) {
+        CheckSchedule, CheckTopology, CheckPolicy, CheckBypasses, CheckOptimizerRules}) {
     if (Problem problem = check(recipe)) return problem;
   }
   return {};

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/freeze_rule.h"
 #include "core/nearest_name.h"
 
 namespace retrace {
@@ -116,6 +117,34 @@ Key Noted(Key key, const char* default_note) {
 Key Open(Key key, bool min_open, bool max_open) {
   key.real_min_open = min_open;
   key.real_max_open = max_open;
+  return key;
+}
+
+Key Quiet(Key key) {
+  key.quiet = true;
+  return key;
+}
+
+// Keys that only interventions used to change; recipes may give them too.
+Key FreezeKey() {
+  Key key;
+  key.name = "optimizer.freeze";
+  key.doc = "tensors whose parameters stay: a glob over their names; whether their gradient counts "
+            "in the norm; whether m, v and t go on or stay. Of two that match, the last";
+  key.kind = KeyKind::kTexts;
+  key.form = "GLOB,norm=counted|left-out,moments=move|stay";
+  key.check_text = [](const std::string& text) { return ParseFreezeRule(text).status(); };
+  key.get = [](const Recipe& r) -> KeyValue {
+    std::vector<std::string> list;
+    for (const FreezeRule& rule : r.optimizer.freeze) list.push_back(FreezeRuleText(rule));
+    return list;
+  };
+  key.set = [](const KeyValue& value, Recipe* r) {
+    r->optimizer.freeze.clear();
+    for (const std::string& text : std::get<std::vector<std::string>>(value)) {
+      r->optimizer.freeze.push_back(ParseFreezeRule(text).value());
+    }
+  };
   return key;
 }
 
@@ -266,6 +295,24 @@ KeyList ModelKeys() {
   };
 }
 
+// Switches that a run may throw midway: its tensors stay.
+KeyList BypassKeys() {
+  KeyList keys = {
+      Flag(AT(model.bypass_qk_norm),
+           "leave q_norm and k_norm out of the computation; their weights stay and are not updated"),
+      Flag(AT(model.bypass_pre_norm), "the same of the norms at a branch's entry"),
+      Flag(AT(model.bypass_post_norm), "the same of the norms at a branch's end"),
+      Real(AT(model.qk_norm_gain), 0, kLarge, "factor on the outputs of q_norm and k_norm"),
+      Choice(AT(model.qk_norm_gradient), {"all-shards", "first-shard"},
+             "what the gradients of q_norm and k_norm are summed over: first-shard as on the first "
+             "rank of a framework that does not reduce them (clause 7)"),
+      Flag(AT(model.ignore_window),
+           "sliding layers see all keys before, as with a fused softmax that knows no window"),
+  };
+  for (Key& key : keys) key = Quiet(std::move(key));
+  return keys;
+}
+
 KeyList InitKeys() {
   return {
       Choice(AT(init.scheme), {"hf", "residual-scaled"},
@@ -309,6 +356,31 @@ KeyList OptimizerKeys() {
   };
 }
 
+KeyList OptimizerRuleKeys() {
+  KeyList keys = {
+      Text(AT(optimizer.decay_only), "glob over the names of the tensors that decay"),
+      Choice(AT(optimizer.clip_scope), {"global", "layer", "tensor", "embedding-rows"},
+             "whose norm is clipped: the whole gradient's; each layer's and, outside of layers, each "
+             "tensor's; each tensor's; each row's of the embedding and an untied head, and that of "
+             "all other tensors together"),
+      Choice(AT(optimizer.clip_rule), {"fixed", "ema", "z-score"},
+             "the threshold: optimizer.clip; clip_factor times the mean of past norms; clip_z "
+             "standard deviations above it (clause 11)"),
+      Real(AT(optimizer.clip_factor), 0, kLarge, "of clip_rule = ema"),
+      Real(AT(optimizer.clip_z), 0, kLarge, "of clip_rule = z-score"),
+      Open(Real(AT(optimizer.clip_decay), 0, 1, "of the mean and the variance of past norms"), false,
+           true),
+      Integer(AT(optimizer.clip_warmup), 0, kMany,
+              "updates, from the rule's first, during which clip_warmup_norm is the threshold"),
+      Real(AT(optimizer.clip_warmup_norm), 0, kLarge, "0: no clipping during the warm-up"),
+      Choice(AT(optimizer.bias_correction), {"both", "m", "v", "none"},
+             "which of Adam's moments are divided by 1 - beta^t"),
+      FreezeKey(),
+  };
+  for (Key& key : keys) key = Quiet(std::move(key));
+  return keys;
+}
+
 KeyList ScheduleKeys() {
   return {
       Choice(AT(schedule.shape), {"constant", "cosine"}, "what follows the warm-up"),
@@ -319,6 +391,8 @@ KeyList ScheduleKeys() {
       Integer(AT(schedule.total_steps), 1, kMany, "updates at the end of the cosine"),
       Choice(AT(schedule.indexing), {"step", "step-minus-one"},
              "update n (from 1) applies lr(n), or lr(n - 1) as AutoModel and Megatron do"),
+      Quiet(Integer(AT(schedule.hold), 0, kMany,
+                    "updates after this one, by the schedule's count, apply its learning rate; 0: off")),
   };
 }
 
@@ -385,8 +459,8 @@ KeyList StoreAndExecutionKeys() {
 KeyList BuildKeys() {
   KeyList keys;
   for (KeyList (*part)() :
-       {RunKeys, ShapeKeys, PatternKeys, ModelKeys, InitKeys, DataKeys, OptimizerKeys, ScheduleKeys,
-        TopologyKeys, PrecisionKeys, StoreAndExecutionKeys}) {
+       {RunKeys, ShapeKeys, PatternKeys, ModelKeys, BypassKeys, InitKeys, DataKeys, OptimizerKeys,
+        OptimizerRuleKeys, ScheduleKeys, TopologyKeys, PrecisionKeys, StoreAndExecutionKeys}) {
     Append(&keys, part());
   }
   return keys;
@@ -512,6 +586,18 @@ Result<KeyValue> CheckChoices(const Key& key, const KeyValue& given) {
   return given;
 }
 
+Result<KeyValue> CheckTexts(const Key& key, const KeyValue& given) {
+  const auto* none = std::get_if<std::vector<int64_t>>(&given);  // [] has no type of its own
+  if (none != nullptr && none->empty()) return KeyValue(std::vector<std::string>());
+  const auto* list = std::get_if<std::vector<std::string>>(&given);
+  if (list == nullptr) return Unexpected(key, given);
+  for (const std::string& text : *list) {
+    if (HasControlCharacters(text)) return Unexpected(key, text);
+    RT_RETURN_IF_ERROR(key.check_text(text));
+  }
+  return given;
+}
+
 std::string Joined(const std::vector<std::string>& words) {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
@@ -519,9 +605,7 @@ std::string Joined(const std::vector<std::string>& words) {
 }
 
 std::string RealRange(const Key& key) {
-  if (key.real_min == -kLarge) return "";
   const std::string low = (key.real_min_open ? " > " : " >= ") + RealText(key.real_min);
-  if (key.real_max == kLarge) return low;
   return low + " and" + (key.real_max_open ? " < " : " <= ") + RealText(key.real_max);
 }
 
@@ -570,6 +654,8 @@ std::string ExpectedOf(const Key& key) {
       return "a number or a list of numbers" + RealRange(key);
     case KeyKind::kIntegerPair:
       return "[first, last] or [], integers in " + integers;
+    case KeyKind::kTexts:
+      return "a list of \"" + key.form + "\"";
   }
   RT_CHECK(!"a kind of key");
   return "";
@@ -634,6 +720,8 @@ Result<KeyValue> CheckValue(const Key& key, const KeyValue& given) {
       return CheckReals(key, given);
     case KeyKind::kIntegerPair:
       return CheckPair(key, given);
+    case KeyKind::kTexts:
+      return CheckTexts(key, given);
   }
   RT_CHECK(!"a kind of key");
   return given;

@@ -30,6 +30,7 @@ enum class KeyKind {
   kChoices,      // a list of them: layer_types
   kRealOrReals,  // one number for all, or a list: layer_scalar
   kIntegerPair,  // [first, last], or [] for none: store.window
+  kTexts,        // a list of text, each as `check_text` wants it: optimizer.freeze
 };
 
 struct Key {
@@ -43,6 +44,11 @@ struct Key {
   bool required = false;
   // Input only: never part of a resolved recipe, nor of its digest. `get` and `set` are empty.
   bool input_only = false;
+  // Stands in the canonical text only where it is not the default: so keys that newer programs
+  // know leave the digests of older recipes as they were.
+  bool quiet = false;
+  std::string form;  // kTexts: what an entry looks like
+  Status (*check_text)(const std::string& text) = nullptr;
   std::string default_note;  // for docs, where the default is not that of Recipe{}
   std::function<KeyValue(const Recipe&)> get;
   std::function<void(const KeyValue&, Recipe*)> set;  // value has passed CheckValue

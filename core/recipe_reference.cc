@@ -20,7 +20,8 @@ expected, what came, and the nearest valid name. Integers are not taken for bool
 reverse; an integer may stand where a number is expected.
 
 A run keeps the *resolved* recipe: every key below except those marked *input*, in this order, presets
-and patterns replaced by what they stand for. The recipe's digest covers that text without `[store]` and
+and patterns replaced by what they stand for; those marked *quiet* only where they do not have their
+default. The recipe's digest covers that text without `[store]` and
 `[execution]`, which do not change a bit of any state.
 
 `--set KEY=VALUE` gives one key on the command line, with its dotted name: `--set data.seed=7`,
@@ -65,7 +66,8 @@ std::string KeyRow(const RecipeKey& key) {
   const std::string otherwise = key.required ? "*required*" : "`" + key.default_value + "`";
   const bool words =
       key.default_value.find(' ') != std::string::npos || key.default_value == "none";
-  return "| `" + key.name + "`" + (key.input_only ? " *input*" : "") + " | " + Cell(key.expected) +
+  return "| `" + key.name + "`" + (key.input_only ? " *input*" : "") +
+         (key.quiet ? " *quiet*" : "") + " | " + Cell(key.expected) +
          " | " + (words ? key.default_value : otherwise) + " | " + Cell(key.doc) + " |\n";
 }
 

@@ -288,9 +288,11 @@ Recipe Resolve(const GivenKeys& given) {
 // ---- Printing ----
 
 std::string PrintKeys(const Recipe& recipe, const std::function<bool(const Key&)>& wanted) {
+  static const Recipe kDefaults = DefaultRecipe();
   std::string text, section;
   for (const Key& key : AllKeys()) {
     if (key.input_only || !wanted(key)) continue;
+    if (key.quiet && ValueText(key.get(recipe)) == ValueText(key.get(kDefaults))) continue;
     const std::string its_section = SectionOf(key.name);
     if (its_section != section) {
       section = its_section;
@@ -378,7 +380,8 @@ std::vector<RecipeKey> RecipeKeys() {
                     .default_value = std::move(value),
                     .doc = key.doc,
                     .required = key.required,
-                    .input_only = key.input_only});
+                    .input_only = key.input_only,
+                    .quiet = key.quiet});
   }
   return keys;
 }

@@ -57,6 +57,7 @@ struct RecipeKey {
   std::string doc;
   bool required = false;
   bool input_only = false;  // resolved away: not part of the canonical text
+  bool quiet = false;       // part of it only where the value is not the default
 };
 
 std::vector<RecipeKey> RecipeKeys();

@@ -1,5 +1,7 @@
 #include "core/schedule.h"
 
+#include <algorithm>
+
 #include "core/scalar_math.h"
 
 namespace retrace {
@@ -28,6 +30,7 @@ double LearningRate(const ScheduleRecipe& schedule, int64_t k) {
 }
 
 double AppliedLearningRate(const ScheduleRecipe& schedule, int64_t schedule_index) {
+  if (schedule.hold > 0) schedule_index = std::min(schedule_index, schedule.hold - 1);
   const bool next = schedule.indexing == LrIndexing::kStep;
   return LearningRate(schedule, next ? schedule_index + 1 : schedule_index);
 }

@@ -25,7 +25,7 @@ double LearningRate(const ScheduleRecipe& schedule, int64_t k);
 
 // The rate that the next update applies when schedule_index scheduler steps are complete (0 before
 // the first update): lr(schedule_index + 1) for LrIndexing::kStep, lr(schedule_index) for
-// kStepMinusOne.
+// kStepMinusOne. With schedule.hold = n, an index past n - 1 counts as n - 1.
 double AppliedLearningRate(const ScheduleRecipe& schedule, int64_t schedule_index);
 
 }  // namespace retrace

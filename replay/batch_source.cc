@@ -1,5 +1,6 @@
 #include "replay/batch_source.h"
 
+#include <numeric>
 #include <optional>
 
 #include <fmt/format.h>
@@ -73,13 +74,24 @@ Result<std::unique_ptr<BatchSource>> OpenBatchSource(const Recipe& recipe) {
       std::move(training).value(), std::move(validation), recipe.model.vocab_size));
 }
 
+std::vector<int64_t> Consecutive(int64_t first, int64_t count) {
+  std::vector<int64_t> samples(count);
+  std::iota(samples.begin(), samples.end(), first);
+  return samples;
+}
+
 Result<TokenBatch> ReadBatch(const BatchSource& source, bool evaluation, int64_t first,
                              int64_t count, int64_t length) {
+  return ReadBatch(source, evaluation, Consecutive(first, count), length);
+}
+
+Result<TokenBatch> ReadBatch(const BatchSource& source, bool evaluation,
+                             const std::vector<int64_t>& samples, int64_t length) {
   TokenBatch batch;
-  batch.sequences = count;
+  batch.sequences = std::ssize(samples);
   batch.length = length;
   std::vector<int32_t> tokens;
-  for (int64_t i = first; i < first + count; ++i) {
+  for (const int64_t i : samples) {
     RT_RETURN_IF_ERROR(evaluation ? source.EvaluationSample(i, &tokens)
                                   : source.Sample(i, &tokens));
     RT_CHECK_EQ(length + 1, static_cast<int64_t>(tokens.size()));

@@ -33,7 +33,13 @@ class BatchSource {
 // The dataset that the recipe names. Errors: those of opening it, and kUsage where it is too short.
 Result<std::unique_ptr<BatchSource>> OpenBatchSource(const Recipe& recipe);
 
-// Samples [first, first + count) as one batch, ids and labels.
+// first, first + 1, ..., `count` of them.
+std::vector<int64_t> Consecutive(int64_t first, int64_t count);
+
+// These samples as one batch, ids and labels.
+Result<TokenBatch> ReadBatch(const BatchSource& source, bool evaluation,
+                             const std::vector<int64_t>& samples, int64_t length);
+// Samples [first, first + count).
 Result<TokenBatch> ReadBatch(const BatchSource& source, bool evaluation, int64_t first,
                              int64_t count, int64_t length);
 

@@ -63,19 +63,29 @@ Status Job::Seek(const RunReader& run, int64_t position) {
 Result<bool> Job::Edit(Script* script) {
   bool edited = false;
   if (script == nullptr) return edited;
+  RT_RETURN_IF_ERROR(FollowScript(script));
   RT_RETURN_IF_ERROR(script->EditState(position() + 1, *this, &edited));
   if (edited) RT_RETURN_IF_ERROR(ShareReplicas(context(), map_, &state_));
   return edited;
 }
 
+// The recipe of the next update.
+Status Job::FollowScript(Script* script) {
+  if (script == nullptr) return {};
+  RT_ASSIGN_OR_RETURN(const Recipe wanted, script->RecipeFor(position() + 1, recipe_));
+  if (PrintRecipe(wanted) != PrintRecipe(*in_force_)) UseRecipe(wanted);
+  return {};
+}
+
 Result<Job::Step> Job::Advance(Script* script) {
+  RT_RETURN_IF_ERROR(FollowScript(script));
+  UpdateDirective directive = UpdateDirective::Default(*in_force_, state_.state.counters);
   if (script != nullptr) {
-    RT_ASSIGN_OR_RETURN(const Recipe wanted, script->RecipeFor(position() + 1, recipe_));
-    if (PrintRecipe(wanted) != PrintRecipe(*in_force_)) UseRecipe(wanted);
+    RT_RETURN_IF_ERROR(script->EditDirective(position() + 1, *in_force_, &directive));
   }
   Step step;
   updater_->pass().set_probe(probe_);
-  RT_ASSIGN_OR_RETURN(step.result, updater_->Run(&state_));
+  RT_ASSIGN_OR_RETURN(step.result, updater_->Run(&state_, directive));
   RT_ASSIGN_OR_RETURN(step.digest, StateDigestNow());
   return step;
 }

@@ -39,6 +39,11 @@ class Script {
     (void)update;
     return base;
   }
+  // What update k does besides; `directive` is that of `recipe`, in force then. Errors: kUsage.
+  virtual Status EditDirective(int64_t update, const Recipe& recipe, UpdateDirective* directive) {
+    (void)update, (void)recipe, (void)directive;
+    return {};
+  }
 };
 
 class Job {
@@ -53,7 +58,8 @@ class Job {
   // RUN@k of a recording, proven by digest.
   Status Seek(const RunReader& run, int64_t position);
 
-  // The script's edit of the present state, just before the next update. -> whether it edited.
+  // The script's edit of the present state, just before the next update, whose recipe is then in
+  // force. -> whether it edited.
   Result<bool> Edit(Script* script);
 
   // One update, under the recipe that the script has in force; state and digest afterwards. The
@@ -83,6 +89,7 @@ class Job {
   Job(const Recipe& recipe, Layout layout, const RankPlace& place, Comm& comm,
       const JobOptions& options, std::shared_ptr<const BatchSource> batches);
   void UseRecipe(const Recipe& recipe);
+  Status FollowScript(Script* script);
 
   const Recipe recipe_;  // the run's
   const Layout layout_;

@@ -50,12 +50,12 @@ class Activations {
   std::vector<int64_t> Saved(int64_t l) const {
     const int64_t q = n_ * T_ * QueryColumns(l), kv = n_ * T_ * KvColumns(l);
     const int64_t q_rows = n_ * T_ * QueryHeads(), kv_rows = n_ * T_ * KvHeads(l);
-    const int64_t row_scales = 2 * (model_.pre_norm ? T_ : 0) + 2 * (model_.post_norm ? T_ : 0);
+    const int64_t row_scales = 2 * (model_.AppliesPreNorm() ? T_ : 0) + 2 * (model_.AppliesPostNorm() ? T_ : 0);
     return {5 * TH_ + row_scales,  // h, o, mid, h2, down
             3 * q,                 // q_raw, q, attended
             (model_.HasValueProjection(l) ? 4 : 3) * kv,
-            model_.qk_norm ? q_rows : 0,
-            (model_.qk_norm ? kv_rows : 0) + (model_.v_norm ? kv_rows : 0),
+            model_.AppliesQkNorm() ? q_rows : 0,
+            (model_.AppliesQkNorm() ? kv_rows : 0) + (model_.v_norm ? kv_rows : 0),
             3 * n_ * T_ * inner_,  // gate, up, act
             Materialised() ? n_ * Square() : 2 * q_rows};
   }
@@ -77,7 +77,7 @@ class Activations {
     const bool rounded = recipe_.precision.Forward(Point::kSoftmax) == Format::kBf16;
     const int64_t attention =
         Materialised() ? Square() * (rounded ? 2 : 1) : T_ * QueryHeads();  // dp, p_rounded; dot
-    return (model_.post_norm ? 4 : 3) * TH_ + 2 * n_ * TH_ +
+    return (model_.AppliesPostNorm() ? 4 : 3) * TH_ + 2 * n_ * TH_ +
            n_ * (q + 2 * kv + std::max(q, T_ * inner_) + 2 * T_ * inner_) + attention + group;
   }
 

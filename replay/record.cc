@@ -17,6 +17,12 @@ Json Number(double x) {
   return x;
 }
 
+Json Numbers(const std::vector<double>& values) {
+  Json list = Json::array();
+  for (double value : values) list.push_back(Number(value));
+  return list;
+}
+
 // Reads the fields of a record, remembering the first that is wrong.
 class Fields {
  public:
@@ -34,6 +40,23 @@ class Fields {
     const Json& value = Get(name);
     if (value.is_number_integer()) return value.get<int64_t>();
     return Bad(name, "an integer"), 0;
+  }
+  std::vector<double> Numbers(const char* name) {
+    std::vector<double> values;
+    const Json& list = Get(name);
+    if (!list.is_array()) Bad(name, "a list");
+    for (const Json& value : list) values.push_back(NumberOf(value, name));
+    return values;
+  }
+  std::vector<int64_t> Integers(const char* name) {
+    std::vector<int64_t> values;
+    const Json& list = Get(name);
+    if (!list.is_array()) return Bad(name, "a list"), values;
+    for (const Json& value : list) {
+      if (value.is_number_integer()) values.push_back(value.get<int64_t>());
+      else Bad(name, "integers");
+    }
+    return values;
   }
   std::string Text(const char* name) {
     const Json& value = Get(name);
@@ -79,9 +102,10 @@ std::string RecordJson(const UpdateRecord& r) {
   json["first_sample"] = r.first_sample;
   json["samples"] = r.samples;
   json["tokens"] = r.tokens.Hex();
-  json["tensor_norms"] = Json::array();
-  for (double norm : r.tensor_norms) json["tensor_norms"].push_back(Number(norm));
+  json["tensor_norms"] = Numbers(r.tensor_norms);
   json["level"] = r.level;
+  if (!r.sample_list.empty()) json["sample_list"] = r.sample_list;
+  if (!r.tensor_clips.empty()) json["tensor_clips"] = Numbers(r.tensor_clips);
   json["timing"] = {{"update_seconds", r.timing.update_seconds},
                     {"stall_seconds", r.timing.stall_seconds}};
   return json.dump();
@@ -103,10 +127,10 @@ Result<UpdateRecord> ParseRecord(std::string_view text) {
   const Result<Digest> tokens = ParseDigest(fields.Text("tokens"));
   if (tokens.ok()) r.tokens = *tokens;
   else fields.Bad("tokens", "a digest");
-  const Json& norms = fields.Get("tensor_norms");
-  if (!norms.is_array()) fields.Bad("tensor_norms", "a list");
-  for (const Json& norm : norms) r.tensor_norms.push_back(fields.NumberOf(norm, "tensor_norms"));
+  r.tensor_norms = fields.Numbers("tensor_norms");
   r.level = fields.Text("level");
+  if (fields.Has("tensor_clips")) r.tensor_clips = fields.Numbers("tensor_clips");
+  if (fields.Has("sample_list")) r.sample_list = fields.Integers("sample_list");
   const Json& timing = fields.Get("timing");
   if (timing.is_object()) {
     r.timing.update_seconds = timing.value("update_seconds", 0.0);

@@ -20,13 +20,16 @@ struct UpdateRecord {
   double loss = 0;                        // of batch k at RUN@(k-1), nats
   std::optional<double> evaluation_loss;  // of the fixed batch at RUN@(k-1), nats
   double gradient_norm = 0;               // before clipping
-  double clip = 1;                        // factor applied
+  double clip = 1;                        // factor applied; the smallest where there are several
   double lr = 0;                          // applied
   std::string action = "applied";         // applied, skipped, halted
   int64_t first_sample = 0, samples = 0;
   Digest tokens;                         // of all samples of the step, in order
   std::vector<double> tensor_norms;      // of the gradient, by tensor in canonical order
   std::string level = "portable";
+  // Empty unless the update was no ordinary one.
+  std::vector<int64_t> sample_list;  // what it consumed, where that is not samples in a row
+  std::vector<double> tensor_clips;  // factor of each tensor, where the clip is not global
 
   struct Timing {
     double update_seconds = 0, stall_seconds = 0;

@@ -167,7 +167,7 @@ typename Transformer<T>::Shape Transformer<T>::ShapeOf(int64_t l) const {
   return {.dim = model_.HeadDim(l),
           .query_heads = model_.query_heads / V,
           .kv_heads = std::max<int64_t>(1, model_.KvHeads(l) / V),
-          .window = model_.IsFull(l) ? 0 : model_.sliding_window};
+          .window = model_.IsFull(l) || model_.ignore_window ? 0 : model_.sliding_window};
 }
 
 template <class T>
@@ -333,6 +333,16 @@ void Transformer<T>::Rope(Buffer* x, int64_t l, int64_t heads, int64_t dim, bool
   engine_.Run(ops_.rope, args, tokens_, 2 * heads * dim);
 }
 
+// Of q_norm's and k_norm's outputs, and of the gradients there.
+template <class T>
+void Transformer<T>::ApplyGain(Buffer* x, Rounding round) {
+  const T gain = static_cast<T>(model_.qk_norm_gain);
+  if (gain == T(1)) return;
+  engine_.Run(ops_.scale,
+              ScaleArgs<T>{.x = x->data(), .y = x->data(), .scale = gain, .round = round},
+              static_cast<int64_t>(x->size()), 1, 16);
+}
+
 // --------------------------------------------------------------------------------------- forward
 
 template <class T>
@@ -392,9 +402,11 @@ void Transformer<T>::ForwardQkv(int64_t l, LayerSaved* s) {
   for (int i = 0; i < shards(); ++i) {
     const Buffer& v_raw = t.v >= 0 ? s->v_raw[i] : s->k_raw[i];
     const int64_t q_rows = tokens_ * shape.query_heads, kv_rows = tokens_ * shape.kv_heads;
-    if (model_.qk_norm) {
+    if (model_.AppliesQkNorm()) {
       Norm(s->q_raw[i], t.q_norm, &s->q[i], &s->r_q[i], q_rows, shape.dim, Point::kQkNorm);
       Norm(s->k_raw[i], t.k_norm, &s->k[i], &s->r_k[i], kv_rows, shape.dim, Point::kQkNorm);
+      ApplyGain(&s->q[i], Forward(Point::kQkNorm));
+      ApplyGain(&s->k[i], Forward(Point::kQkNorm));
     } else {
       s->q[i] = s->q_raw[i];
       s->k[i] = s->k_raw[i];
@@ -421,7 +433,7 @@ Status Transformer<T>::ForwardLayer(int64_t l, LayerSaved* s) {
   const int64_t H = model_.hidden_size, n = tokens_ * H;
   const LayerTensors& t = tensors_[l];
   const Shape shape = ShapeOf(l);
-  if (model_.pre_norm) {
+  if (model_.AppliesPreNorm()) {
     Norm(x_[l], t.input_norm, &s->h, &s->r_in, tokens_, H, Point::kInputNorm);
   } else {
     s->h = x_[l];
@@ -445,7 +457,7 @@ Status Transformer<T>::ForwardLayer(int64_t l, LayerSaved* s) {
   RT_RETURN_IF_ERROR(SumPartials(&s->o, n, Forward(Point::kOProj)));
   EmitLayer(l, "o_proj", s->o.data(), tokens_, H);
   const Buffer* branch = &s->o;
-  if (model_.post_norm) {
+  if (model_.AppliesPostNorm()) {
     Norm(s->o, t.post_attention_norm, &branch_, &s->r_post_attention, tokens_, H,
          Point::kPostAttentionNorm);
     branch = &branch_;
@@ -466,7 +478,7 @@ Status Transformer<T>::ForwardMlp(int64_t l, LayerSaved* s) {
   const int64_t H = model_.hidden_size, n = tokens_ * H;
   const int64_t inner = model_.intermediate_size / map_.layout().shards();
   const LayerTensors& t = tensors_[l];
-  if (model_.pre_norm) {
+  if (model_.AppliesPreNorm()) {
     Norm(s->mid, t.pre_mlp_norm, &s->h2, &s->r_pre_mlp, tokens_, H, Point::kPreMlpNorm);
   } else {
     s->h2 = s->mid;
@@ -498,7 +510,7 @@ Status Transformer<T>::ForwardMlp(int64_t l, LayerSaved* s) {
   RT_RETURN_IF_ERROR(SumPartials(&s->down, n, Forward(Point::kDown)));
   EmitLayer(l, "down_proj", s->down.data(), tokens_, H);
   const Buffer* branch = &s->down;
-  if (model_.post_norm) {
+  if (model_.AppliesPostNorm()) {
     Norm(s->down, t.post_mlp_norm, &branch_, &s->r_post_mlp, tokens_, H, Point::kPostMlpNorm);
     branch = &branch_;
     EmitLayer(l, "post_mlp_norm", branch_.data(), tokens_, H);
@@ -586,7 +598,24 @@ Status Transformer<T>::Backward(const TokenBatch& batch, const WeightSlabs<T>& w
     RT_RETURN_IF_ERROR(BackwardLayer(l, saved));
   }
   BackwardEmbedding(batch);
+  ZeroBypassedGradients();
   return {};
+}
+
+template <class T>
+void Transformer<T>::ZeroBypassedGradients() {
+  for (int64_t l = 0; l < model_.layers; ++l) {
+    const LayerTensors& t = tensors_[l];
+    const auto zero = [&](bool bypassed, std::initializer_list<int> tensors) {
+      for (const int tensor : tensors) {
+        if (!bypassed || tensor < 0) continue;
+        std::fill_n(Gradient(0, tensor), map_.layout().tensors()[tensor].cols, T(0));
+      }
+    };
+    zero(model_.bypass_pre_norm, {t.input_norm, t.pre_mlp_norm});
+    zero(model_.bypass_post_norm, {t.post_attention_norm, t.post_mlp_norm});
+    zero(model_.bypass_qk_norm, {t.q_norm, t.k_norm});
+  }
 }
 
 template <class T>
@@ -659,8 +688,8 @@ Status Transformer<T>::BackwardMlp(int64_t l, LayerSaved* s) {
   const int64_t H = model_.hidden_size, n = tokens_ * H;
   const int64_t inner = model_.intermediate_size / map_.layout().shards();
   const LayerTensors& t = tensors_[l];
-  const T* ddown = BranchGradient(model_.post_norm ? Point::kPostMlpNorm : Point::kDown);
-  if (model_.post_norm) {
+  const T* ddown = BranchGradient(model_.AppliesPostNorm() ? Point::kPostMlpNorm : Point::kDown);
+  if (model_.AppliesPostNorm()) {
     branch_.resize(n);
     HiddenNormBackward(s->down.data(), s->r_post_mlp, t.post_mlp_norm, ddown, branch_.data(),
                        Point::kDown);
@@ -696,7 +725,7 @@ Status Transformer<T>::BackwardMlp(int64_t l, LayerSaved* s) {
   RT_RETURN_IF_ERROR(SummedInputGradient({{&dgate_, t.gate}, {&dup_, t.up}}, &dh_,
                                          Backward(Point::kPreMlpNorm)));
   EmitLayer(l, "pre_mlp_norm.grad", dh_.data(), tokens_, H);
-  if (model_.pre_norm) {
+  if (model_.AppliesPreNorm()) {
     HiddenNormBackward(s->mid.data(), s->r_pre_mlp, t.pre_mlp_norm, dh_.data(), dh_.data(),
                        Point::kResidual);
   }
@@ -712,8 +741,9 @@ Status Transformer<T>::BackwardAttention(int64_t l, LayerSaved* s) {
   const int64_t H = model_.hidden_size, n = tokens_ * H;
   const LayerTensors& t = tensors_[l];
   const Shape shape = ShapeOf(l);
-  const T* dout = BranchGradient(model_.post_norm ? Point::kPostAttentionNorm : Point::kOProj);
-  if (model_.post_norm) {
+  const T* dout =
+      BranchGradient(model_.AppliesPostNorm() ? Point::kPostAttentionNorm : Point::kOProj);
+  if (model_.AppliesPostNorm()) {
     branch_.resize(n);
     HiddenNormBackward(s->o.data(), s->r_post_attention, t.post_attention_norm, dout,
                        branch_.data(), Point::kOProj);
@@ -743,7 +773,7 @@ Status Transformer<T>::BackwardAttention(int64_t l, LayerSaved* s) {
   EmitShards(layer + "v_norm.grad", dv_, shape.kv_cols());
   RT_RETURN_IF_ERROR(BackwardQkv(l, s));
   EmitLayer(l, "input_norm.grad", dh_.data(), tokens_, H);
-  if (model_.pre_norm) {
+  if (model_.AppliesPreNorm()) {
     HiddenNormBackward(x_[l].data(), s->r_in, t.input_norm, dh_.data(), dh_.data(),
                        Point::kResidual);
   }
@@ -781,6 +811,9 @@ Status Transformer<T>::QkNormGradients(int64_t l, LayerSaved* s) {
   const Shape shape = ShapeOf(l);
   ShardBuffers partials(shards(), Buffer(2 * shape.dim));
   for (int i = 0; i < shards(); ++i) {
+    const bool counts = model_.qk_norm_gradient == QkNormGradient::kAllShards ||
+                        map_.first_shard() + i == 0;
+    if (!counts) continue;  // +0: as where ranks do not reduce, seen from the first
     NormWeight(s->q_raw[i].data(), s->r_q[i], dq_[i].data(), partials[i].data(),
                tokens_ * shape.query_heads, shape.dim);
     if (!IsOwner(i, t.k)) continue;  // +0: the head counts once
@@ -800,24 +833,26 @@ template <class T>
 Status Transformer<T>::BackwardQkv(int64_t l, LayerSaved* s) {
   const LayerTensors& t = tensors_[l];
   const Shape shape = ShapeOf(l);
-  const Point rope_input = model_.qk_norm ? Point::kQkNorm : Point::kQkv;
+  const Point rope_input = model_.AppliesQkNorm() ? Point::kQkNorm : Point::kQkv;
   for (int i = 0; i < shards(); ++i) {
     Rope(&dq_[i], l, shape.query_heads, shape.dim, true, Backward(rope_input));
+    if (model_.AppliesQkNorm()) ApplyGain(&dq_[i], Backward(Point::kQkNorm));
     if (!OwnsLocally(i, t.k)) continue;
     Rope(&dk_[i], l, shape.kv_heads, shape.dim, true, Backward(rope_input));
+    if (model_.AppliesQkNorm()) ApplyGain(&dk_[i], Backward(Point::kQkNorm));
   }
-  if (model_.qk_norm) RT_RETURN_IF_ERROR(QkNormGradients(l, s));
+  if (model_.AppliesQkNorm()) RT_RETURN_IF_ERROR(QkNormGradients(l, s));
   const Rounding round = Backward(Point::kQkv);
   std::vector<GemmArgs<T>> products;
   for (int i = 0; i < shards(); ++i) {
     const int64_t q_rows = tokens_ * shape.query_heads, kv_rows = tokens_ * shape.kv_heads;
-    if (model_.qk_norm) {
+    if (model_.AppliesQkNorm()) {
       NormBackward(s->q_raw[i].data(), s->r_q[i], t.q_norm, dq_[i].data(), dq_[i].data(), q_rows,
                    shape.dim, round);
     }
     products.push_back(WeightGradient(dq_[i].data(), s->h.data(), i, t.q));
     if (!OwnsLocally(i, t.k)) continue;
-    if (model_.qk_norm) {
+    if (model_.AppliesQkNorm()) {
       NormBackward(s->k_raw[i].data(), s->r_k[i], t.k_norm, dk_[i].data(), dk_[i].data(), kv_rows,
                    shape.dim, round);
     }

@@ -100,6 +100,7 @@ class Transformer {
   Status BackwardQkv(int64_t l, LayerSaved* s);
   Status QkNormGradients(int64_t l, LayerSaved* s);
   void BackwardEmbedding(const TokenBatch& batch);
+  void ZeroBypassedGradients();
 
   // Ops with this transformer's shapes.
   void Norm(const Buffer& x, int tensor, Buffer* y, Buffer* r, int64_t rows, int64_t n, Point point);
@@ -110,6 +111,7 @@ class Transformer {
   void HiddenNormBackward(const T* x, const Buffer& r, int tensor, const T* dy, T* dx,
                           Point gradient_of_input);
   void Rope(Buffer* x, int64_t l, int64_t heads, int64_t dim, bool backward, Rounding round);
+  void ApplyGain(Buffer* x, Rounding round);
   AttentionConfig<T> Attention(int64_t l) const;
   Shape ShapeOf(int64_t l) const;
   T LayerScalar(int64_t l) const;

@@ -1,6 +1,6 @@
 #include "replay/update.h"
 
-#include <bit>
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -71,6 +71,13 @@ void ApplyBlock(Engine& engine, const Layout& layout, const OptimizerBlock& bloc
   });
 }
 
+UpdateDirective UpdateDirective::Default(const Recipe& recipe, const Counters& counters) {
+  UpdateDirective directive;
+  directive.samples = Consecutive(counters.data_cursor, recipe.data.SamplesPerStep());
+  directive.cursor = counters.data_cursor + recipe.data.SamplesPerStep();
+  return directive;
+}
+
 Updater::Updater(const Recipe& recipe, const ParameterMap& map, RankContext context,
                  const BatchSource& batches)
     : recipe_(recipe),
@@ -91,34 +98,36 @@ Result<std::optional<double>> Updater::EvaluationLoss(const RankState& state) {
 }
 
 // This rank's micro-batches; the others stay empty.
-Result<std::vector<TokenBatch>> Updater::ReadStep(int64_t first_sample) const {
+Result<std::vector<TokenBatch>> Updater::ReadStep(const std::vector<int64_t>& samples) const {
   const DataRecipe& data = recipe_.data;
   const RankPlace& place = context_.place;
   std::vector<TokenBatch> batches(data.micro_batches);
   for (int64_t i = 0; i < data.micro_batches; ++i) {
     const int64_t lane = i % recipe_.topology.lanes;
     if (lane < place.first_lane || lane >= place.first_lane + place.lane_count) continue;
-    RT_ASSIGN_OR_RETURN(batches[i], ReadBatch(batches_, false,
-                                              first_sample + i * data.micro_batch_size,
-                                              data.micro_batch_size, data.sequence_length));
+    const auto first = samples.begin() + i * data.micro_batch_size;
+    RT_ASSIGN_OR_RETURN(batches[i],
+                        ReadBatch(batches_, false,
+                                  std::vector<int64_t>(first, first + data.micro_batch_size),
+                                  data.sequence_length));
   }
   return batches;
 }
 
-Status Updater::DigestTokens(int64_t first_sample, UpdateRecord* record) const {
+Status Updater::DigestTokens(const std::vector<int64_t>& samples, UpdateRecord* record) const {
   DigestStream stream;
   RT_ASSIGN_OR_RETURN(const TokenBatch step,
-                      ReadBatch(batches_, false, first_sample, recipe_.data.SamplesPerStep(),
-                                recipe_.data.sequence_length));
+                      ReadBatch(batches_, false, samples, recipe_.data.sequence_length));
   AppendTokens(step, &stream);
   record->tokens = stream.Finish();
-  record->first_sample = first_sample;
-  record->samples = recipe_.data.SamplesPerStep();
+  record->first_sample = samples.front();
+  record->samples = std::ssize(samples);
+  if (samples != Consecutive(samples.front(), std::ssize(samples))) record->sample_list = samples;
   return {};
 }
 
-// ||g|| of each tensor: clause 11.
-Result<std::vector<double>> Updater::TensorNorms() const {
+// ||g||^2 of each tensor: clause 11.
+Result<std::vector<double>> Updater::TensorSquares() const {
   const Layout& layout = map_.layout();
   const int64_t tensors = static_cast<int64_t>(layout.tensors().size());
   std::vector<double> mine(map_.shard_count() * tensors, 0.0);
@@ -146,83 +155,116 @@ Result<std::vector<double>> Updater::TensorNorms() const {
   return squares;
 }
 
-OptimizerBlock Updater::MakeBlock(const RankState& state, double clip, double lr,
-                                  TensorAction action) const {
-  const OptimizerRecipe& opt = recipe_.optimizer;
-  OptimizerBlock block;
-  const std::vector<TensorSpec>& tensors = map_.layout().tensors();
-  for (size_t t = 0; t < tensors.size(); ++t) {
-    const bool skipped = action == TensorAction::kSkip;
-    const int64_t adam_t = state.state.counters.adam_t[t] + (skipped ? 0 : 1);
-    const bool decays = opt.decay_on == DecayOn::kAll || !tensors[t].vector;
-    OptimizerRow row;
-    row.action = action;
-    row.t = adam_t;
-    row.lr = static_cast<float>(lr);
-    row.beta1 = static_cast<float>(opt.beta1);
-    row.one_minus_beta1 = static_cast<float>(1.0 - opt.beta1);
-    row.beta2 = static_cast<float>(opt.beta2);
-    row.one_minus_beta2 = static_cast<float>(1.0 - opt.beta2);
-    row.bias_correction1 = static_cast<float>(1.0 - math::PowInt(opt.beta1, adam_t));
-    row.bias_correction2 = static_cast<float>(1.0 - math::PowInt(opt.beta2, adam_t));
-    row.eps = static_cast<float>(opt.eps);
-    row.weight_decay = static_cast<float>(decays ? opt.weight_decay : 0.0);
-    row.clip = static_cast<float>(clip);
-    block.rows.push_back(row);
+// The same of each row of a tensor whose rows are divided among the shards.
+Result<std::vector<double>> Updater::RowSquares(int tensor) const {
+  const Layout& layout = map_.layout();
+  const TensorSpec& spec = layout.tensors()[tensor];
+  RT_CHECK(spec.split == Split::kRows);
+  std::vector<double> mine;
+  for (int i = 0; i < map_.shard_count(); ++i) {
+    const Piece& piece = *layout.FindPiece(map_.first_shard() + i, tensor);
+    const float* gradient = pass_->gradient(i).data() + piece.offset;
+    const size_t base = mine.size();
+    mine.resize(base + piece.rows());
+    context_.engine.pool().Run(piece.rows(), [&](int64_t row, int) {
+      for (int64_t at = 0; at < spec.cols; at += kSquareBlock) {
+        const double sum = SumSquaresBlock(context_.engine.isa(), gradient + row * spec.cols + at,
+                                           std::min(kSquareBlock, spec.cols - at));
+        mine[base + row] = at == 0 ? sum : mine[base + row] + sum;
+      }
+    });
   }
-  return block;
+  std::vector<double> all(spec.rows);
+  RT_RETURN_IF_ERROR(context_.comm.AllGather(context_.place.tp_group(), mine.data(), all.data(),
+                                             mine.size() * sizeof(double)));
+  return all;
 }
 
-Result<UpdateResult> Updater::Run(RankState* state) {
-  Counters& counters = state->state.counters;
-  UpdateResult result;
-  UpdateRecord& record = result.record;
-  record.update = counters.position + 1;
-  context_.comm.set_phase("update " + std::to_string(record.update));
-  RT_RETURN_IF_ERROR(DigestTokens(counters.data_cursor, &record));
-  RT_ASSIGN_OR_RETURN(record.evaluation_loss, EvaluationLoss(*state));
-  RT_ASSIGN_OR_RETURN(const std::vector<TokenBatch> batches, ReadStep(counters.data_cursor));
-  RT_ASSIGN_OR_RETURN(record.loss, pass_->Gradients(*state, batches));
-  RT_ASSIGN_OR_RETURN(const std::vector<double> squares, TensorNorms());
-  double sum = 0;
-  for (double square : squares) {
-    sum = sum + square;
-    record.tensor_norms.push_back(math::Sqrt(square));
+Result<GradientSquares> Updater::Squares() const {
+  const std::vector<TensorSpec>& tensors = map_.layout().tensors();
+  GradientSquares squares;
+  RT_ASSIGN_OR_RETURN(squares.tensors, TensorSquares());
+  squares.rows.resize(tensors.size());
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    if (!IsClippedByRows(recipe_, tensors[t])) continue;
+    RT_ASSIGN_OR_RETURN(squares.rows[t], RowSquares(static_cast<int>(t)));
   }
-  record.gradient_norm = math::Sqrt(sum);
-  record.lr = AppliedLearningRate(recipe_.schedule, counters.schedule_index);
-  const double coefficient = recipe_.optimizer.clip / (record.gradient_norm + 1e-6);
-  if (recipe_.optimizer.clip > 0 && coefficient < 1.0) {
-    record.clip = static_cast<float>(coefficient);
-  }
-  TensorAction action = TensorAction::kUpdate;
-  if (!std::isfinite(record.loss) || !std::isfinite(record.gradient_norm)) {
-    result.reason = FirstNonFinite(record);
+  return squares;
+}
+
+// Loss and gradient.
+Status Updater::Measure(const RankState& state, const UpdateDirective& directive,
+                        UpdateRecord* record) {
+  RT_CHECK_EQ(recipe_.data.SamplesPerStep(), std::ssize(directive.samples));
+  record->update = state.state.counters.position + 1;
+  context_.comm.set_phase("update " + std::to_string(record->update));
+  RT_RETURN_IF_ERROR(DigestTokens(directive.samples, record));
+  RT_ASSIGN_OR_RETURN(record->evaluation_loss, EvaluationLoss(state));
+  RT_ASSIGN_OR_RETURN(const std::vector<TokenBatch> batches, ReadStep(directive.samples));
+  RT_ASSIGN_OR_RETURN(record->loss, pass_->Gradients(state, batches));
+  return {};
+}
+
+// Whether the update is applied: clause 16, and what it is told.
+UpdateAction Updater::Decide(const UpdateDirective& directive, UpdateResult* result) const {
+  UpdateRecord& record = result->record;
+  const auto finite = [](double x) { return std::isfinite(x); };
+  if (!finite(record.loss) || !finite(record.gradient_norm) ||
+      !std::all_of(record.tensor_norms.begin(), record.tensor_norms.end(), finite)) {
+    result->reason = FirstNonFinite(record);
     if (recipe_.optimizer.non_finite == NonFinitePolicy::kHalt) {
-      result.action = UpdateAction::kHalted;
       record.action = "halted";
-      return result;
+      return UpdateAction::kHalted;
     }
     if (recipe_.optimizer.non_finite == NonFinitePolicy::kSkip) {
-      result.action = UpdateAction::kSkipped;
       record.action = "skipped";
-      action = TensorAction::kSkip;
+      return UpdateAction::kSkipped;
     }
   }
-  result.block = MakeBlock(*state, record.clip, record.lr, action);
+  if (!directive.skip) return UpdateAction::kApplied;
+  result->reason = "an intervention skips it";
+  record.action = "skipped";
+  return UpdateAction::kSkipped;
+}
+
+void Updater::Apply(const OptimizerBlock& block, RankState* state) {
   for (int i = 0; i < map_.shard_count(); ++i) {
-    ApplyBlock(context_.engine, map_.layout(), result.block,
-               map_.layout().pieces(map_.first_shard() + i), pass_->gradient(i).data(),
-               &state->slab(i));
+    ApplyBlock(context_.engine, map_.layout(), block, map_.layout().pieces(map_.first_shard() + i),
+               pass_->gradient(i).data(), &state->slab(i));
   }
   std::vector<Piece> replicas;
   for (const ParameterMap::Replica& replica : map_.replicas()) replicas.push_back(replica.piece);
-  ApplyBlock(context_.engine, map_.layout(), result.block, replicas,
+  ApplyBlock(context_.engine, map_.layout(), block, replicas,
              pass_->gradient(map_.shard_count()).data(), &state->replicas);
+}
+
+Result<UpdateResult> Updater::Run(RankState* state, const UpdateDirective& directive) {
+  Counters& counters = state->state.counters;
+  const std::vector<TensorSpec>& tensors = map_.layout().tensors();
+  UpdateResult result;
+  UpdateRecord& record = result.record;
+  RT_RETURN_IF_ERROR(Measure(*state, directive, &record));
+  RT_ASSIGN_OR_RETURN(const GradientSquares squares, Squares());
+  const Clips clips = ClipGradient(recipe_, tensors, squares, state->state.memory);
+  for (double square : squares.tensors) record.tensor_norms.push_back(math::Sqrt(square));
+  record.gradient_norm = clips.gradient_norm;
+  record.clip = clips.smallest;
+  if (recipe_.optimizer.clip_scope != ClipScope::kGlobal) {
+    record.tensor_clips.assign(clips.tensors.begin(), clips.tensors.end());
+  }
+  record.lr = AppliedLearningRate(recipe_.schedule, counters.schedule_index);
+  result.action = Decide(directive, &result);
+  if (result.action == UpdateAction::kHalted) return result;
+  const bool skipped = result.action == UpdateAction::kSkipped;
+  result.block = MakeOptimizerBlock(
+      recipe_, tensors, counters, clips,
+      {.lr = record.lr, .skip = skipped, .skipped_t_moves = directive.skip && directive.t_moves});
+  Apply(result.block, state);
   for (size_t t = 0; t < counters.adam_t.size(); ++t) counters.adam_t[t] = result.block.rows[t].t;
   counters.position += 1;
-  counters.schedule_index += 1;
-  counters.data_cursor += recipe_.data.SamplesPerStep();
+  counters.schedule_index += directive.schedule_moves ? 1 : 0;
+  counters.data_cursor = directive.cursor;
+  if (!skipped) state->state.memory = clips.memory;
   return result;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/optimizer_block.h"
+#include "replay/optimizer_rules.h"
 #include "replay/record.h"
 #include "replay/step_pass.h"
 
@@ -19,8 +20,20 @@ namespace retrace {
 // What became of an update.
 enum class UpdateAction {
   kApplied,
-  kSkipped,  // non-finite under policy `skip`: parameters and moments stay, counters advance
+  kSkipped,  // non-finite under policy `skip`, or told to: parameters and moments stay
   kHalted,   // non-finite under policy `halt`: nothing changed, the job must stop
+};
+
+// What one update does that its recipe does not say: which samples it consumes, and whether it is
+// applied. Interventions change it (surgery/).
+struct UpdateDirective {
+  std::vector<int64_t> samples;  // indices that it consumes, in order; as many as the recipe says
+  int64_t cursor = 0;            // the data cursor afterwards
+  bool skip = false;             // p, m and v stay
+  bool t_moves = true, schedule_moves = true;  // whether these counters advance all the same
+
+  // The samples from the cursor on.
+  static UpdateDirective Default(const Recipe& recipe, const Counters& counters);
 };
 
 struct UpdateResult {
@@ -38,7 +51,10 @@ class Updater {
 
   // Runs update k = position + 1. Errors: those of the Comm and of the dataset; the state is then
   // unchanged. Afterwards gradient(slab) is that of the update, FP32, before clipping.
-  Result<UpdateResult> Run(RankState* state);
+  Result<UpdateResult> Run(RankState* state, const UpdateDirective& directive);
+  Result<UpdateResult> Run(RankState* state) {
+    return Run(state, UpdateDirective::Default(recipe_, state->state.counters));
+  }
 
   const std::vector<float>& gradient(int slab) const { return pass_->gradient(slab); }
   StepPass& pass() { return *pass_; }
@@ -47,11 +63,15 @@ class Updater {
   Result<std::optional<double>> EvaluationLoss(const RankState& state);
 
  private:
-  Result<std::vector<TokenBatch>> ReadStep(int64_t first_sample) const;
-  Result<std::vector<double>> TensorNorms() const;
-  OptimizerBlock MakeBlock(const RankState& state, double clip, double lr, TensorAction) const;
+  Result<std::vector<TokenBatch>> ReadStep(const std::vector<int64_t>& samples) const;
+  Result<GradientSquares> Squares() const;
+  Result<std::vector<double>> TensorSquares() const;
+  Result<std::vector<double>> RowSquares(int tensor) const;
+  Status Measure(const RankState& state, const UpdateDirective& directive, UpdateRecord* record);
+  UpdateAction Decide(const UpdateDirective& directive, UpdateResult* result) const;
+  void Apply(const OptimizerBlock& block, RankState* state);
   std::string FirstNonFinite(const UpdateRecord& record) const;
-  Status DigestTokens(int64_t first_sample, UpdateRecord* record) const;
+  Status DigestTokens(const std::vector<int64_t>& samples, UpdateRecord* record) const;
 
   const Recipe& recipe_;
   const ParameterMap& map_;

@@ -184,6 +184,21 @@ Result<Recipe> InterventionScript::RecipeFor(int64_t update, const Recipe& base)
   return recipe;
 }
 
+Status InterventionScript::EditDirective(int64_t update, const Recipe& recipe,
+                                         UpdateDirective* directive) {
+  const int64_t samples = recipe.data.SamplesPerStep();
+  const int64_t cursor = directive->cursor - samples;
+  for (const Intervention& intervention : interventions_) {
+    const DatedUpdate dated = {.update = update, .first = *intervention.first,
+                               .last = *intervention.last, .cursor = cursor, .samples = samples};
+    if (!intervention.kind->edit_update || update < dated.first || update > dated.last) continue;
+    RT_RETURN_IF_ERROR(
+        intervention.kind->edit_update(intervention.arguments, dated, directive)
+            .Within("'" + intervention.Text() + "'"));
+  }
+  return {};
+}
+
 Status InterventionScript::Check(const Job& job) {
   std::set<int64_t> changes;  // updates at which the recipe in force may change
   for (const Intervention& intervention : interventions_) {
@@ -208,26 +223,6 @@ std::string InterventionScript::Text() const {
   std::string text;
   for (const Intervention& intervention : interventions_) text += intervention.Text() + "\n";
   return text;
-}
-
-bool GlobMatches(std::string_view glob, std::string_view name) {
-  if (glob.empty()) return true;
-  size_t g = 0, n = 0, star = std::string_view::npos, resume = 0;
-  while (n < name.size()) {
-    if (g < glob.size() && (glob[g] == '?' || (glob[g] == name[n] && glob[g] != '*'))) {
-      ++g, ++n;
-    } else if (g < glob.size() && glob[g] == '*') {
-      star = g++;
-      resume = n;
-    } else if (star != std::string_view::npos) {
-      g = star + 1;
-      n = ++resume;
-    } else {
-      return false;
-    }
-  }
-  while (g < glob.size() && glob[g] == '*') ++g;
-  return g == glob.size();
 }
 
 Result<double> NumberArgument(const Arguments& arguments, const std::string& name) {
@@ -264,6 +259,11 @@ Status ChoiceArgument(const Arguments& arguments, const std::string& name,
   if (std::find(choices.begin(), choices.end(), value) != choices.end()) return {};
   return UsageError(fmt::format("{}: expected one of {}, got '{}'; the nearest is '{}'", name,
                                 fmt::join(choices, ", "), value, NearestName(value, choices)));
+}
+
+Result<bool> OnOffArgument(const Arguments& arguments, const std::string& name) {
+  RT_RETURN_IF_ERROR(ChoiceArgument(arguments, name, {"off", "on"}));
+  return arguments.at(name) == "on";
 }
 
 Status CheckGlob(const Layout& layout, const std::string& glob) {

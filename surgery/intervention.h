@@ -3,7 +3,8 @@
 //
 // Text: NAME[:KEY=VALUE,...][@k[..l]]; a value without a key is the first parameter's. A state
 // intervention edits RUN@(k-1) just before update k; a recipe intervention is in force during updates
-// k..l. Without a date: k is the first replayed update, and a recipe intervention stays in force.
+// k..l, and so does an intervention on the updates themselves. Without a date: k is the first
+// replayed update, and all but state interventions stay in force.
 // Pure: an intervention reads nothing but its arguments. Thread-safe.
 #ifndef RETRACE_SURGERY_INTERVENTION_H_
 #define RETRACE_SURGERY_INTERVENTION_H_
@@ -16,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "core/glob.h"
 #include "core/recipe.h"
 #include "core/status.h"
 #include "replay/job.h"
@@ -31,6 +33,13 @@ struct Parameter {
 
 using Arguments = std::map<std::string, std::string>;  // every parameter, defaults filled in
 
+// An update within the dates of an intervention.
+struct DatedUpdate {
+  int64_t update = 0, first = 0, last = 0;  // first <= update <= last, as dated
+  int64_t cursor = 0;                       // samples consumed before the update
+  int64_t samples = 0;                      // of an update
+};
+
 // What a verb is; the registry holds one of each.
 struct InterventionKind {
   std::string name;
@@ -42,16 +51,18 @@ struct InterventionKind {
 
   // Checks values before anything runs. Errors: kUsage.
   Status (*check)(const Arguments& arguments) = nullptr;
-  // One of the two. `edit_state` works on this rank's slabs, replicas excluded (they are shared
-  // afterwards).
+  // One of the three. `edit_state` works on this rank's slabs, replicas excluded (they are shared
+  // afterwards); `edit_update` on what an update does besides its recipe.
   Status (*edit_state)(const Arguments& arguments, Job& job) = nullptr;
   Status (*edit_recipe)(const Arguments& arguments, Recipe* recipe) = nullptr;
+  Status (*edit_update)(const Arguments& arguments, const DatedUpdate& dated,
+                        UpdateDirective* directive) = nullptr;
 };
 
 struct Intervention {
   const InterventionKind* kind = nullptr;
   Arguments arguments;
-  std::optional<int64_t> first, last;  // updates; last: recipe interventions only
+  std::optional<int64_t> first, last;  // updates; state interventions: the same one
 
   // Canonical text: every argument by name, dates as given. What lineage and plans show.
   std::string Text() const;
@@ -72,6 +83,7 @@ class InterventionScript : public Script {
 
   Status EditState(int64_t update, Job& job, bool* edited) override;
   Result<Recipe> RecipeFor(int64_t update, const Recipe& base) override;
+  Status EditDirective(int64_t update, const Recipe& recipe, UpdateDirective* directive) override;
   std::string Text() const;  // canonical, one a line
 
   // What can be known before anything runs: every glob matches, and every recipe that will be in
@@ -83,9 +95,6 @@ class InterventionScript : public Script {
   int64_t first_ = 0, last_ = 0;
 };
 
-// Does a glob (* any run of characters, ? one) match a tensor's name? "": all.
-bool GlobMatches(std::string_view glob, std::string_view name);
-
 // Numbers of arguments. Errors: kUsage naming the parameter.
 Result<double> NumberArgument(const Arguments& arguments, const std::string& name);
 Result<uint64_t> WholeArgument(const Arguments& arguments, const std::string& name);  // <= 2^53
@@ -95,6 +104,7 @@ Result<double> NumberArgumentIn(const Arguments& arguments, const std::string& n
 // Errors: kUsage where the value is none of `choices`; it names the nearest.
 Status ChoiceArgument(const Arguments& arguments, const std::string& name,
                       const std::vector<std::string>& choices);
+Result<bool> OnOffArgument(const Arguments& arguments, const std::string& name);
 
 // Errors: kUsage where no tensor matches.
 Status CheckGlob(const Layout& layout, const std::string& glob);

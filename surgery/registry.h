@@ -15,6 +15,7 @@ extern const InterventionKind kBeta2;
 extern const InterventionKind kClip;
 extern const InterventionKind kEmbedScale;
 extern const InterventionKind kEps;
+extern const InterventionKind kFreeze;
 extern const InterventionKind kGraft;
 extern const InterventionKind kInit;
 extern const InterventionKind kLayerScalar;
@@ -23,19 +24,24 @@ extern const InterventionKind kLrIndexing;
 extern const InterventionKind kPadLookup;
 extern const InterventionKind kPartials;
 extern const InterventionKind kPerturb;
+extern const InterventionKind kPostNorm;
+extern const InterventionKind kPreNorm;
 extern const InterventionKind kPrecision;
+extern const InterventionKind kQkNorm;
 extern const InterventionKind kResetMoments;
 extern const InterventionKind kScale;
 extern const InterventionKind kScaleMoments;
 extern const InterventionKind kSetCounter;
+extern const InterventionKind kSkipUpdate;
 extern const InterventionKind kSoftcap;
+extern const InterventionKind kVNorm;
 extern const InterventionKind kWeightDecay;
 
 inline std::vector<const InterventionKind*> RegisteredKinds() {
-  return {&kAttention, &kAttnScale, &kBeta1, &kBeta2, &kClip, &kEmbedScale, &kEps,
-          &kGraft, &kInit, &kLayerScalar, &kLr, &kLrIndexing, &kPadLookup, &kPartials,
-          &kPerturb, &kPrecision, &kResetMoments, &kScale, &kScaleMoments, &kSetCounter,
-          &kSoftcap, &kWeightDecay};
+  return {&kAttention, &kAttnScale, &kBeta1, &kBeta2, &kClip, &kEmbedScale, &kEps, &kFreeze,
+          &kGraft, &kInit, &kLayerScalar, &kLr, &kLrIndexing, &kPadLookup, &kPartials, &kPerturb,
+          &kPostNorm, &kPreNorm, &kPrecision, &kQkNorm, &kResetMoments, &kScale, &kScaleMoments,
+          &kSetCounter, &kSkipUpdate, &kSoftcap, &kVNorm, &kWeightDecay};
 }
 
 }  // namespace retrace

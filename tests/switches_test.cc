@@ -4,9 +4,11 @@
 #include <functional>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 
 #include "core/random_streams.h"
+#include "replay/optimizer_rules.h"
 #include "tests/parity_case.h"
 
 namespace retrace {
@@ -178,10 +180,24 @@ std::vector<Comparison> Compare(LoneTransformer<double>& run, const TokenBatch& 
   return comparisons;
 }
 
+std::set<std::string> BypassedKinds(const LoneTransformer<double>& run) {
+  std::set<std::string> kinds;
+  for (const TensorSpec& spec : run.layout.tensors()) {
+    if (IsBypassed(run.recipe.model, spec)) kinds.insert(Kind(spec));
+  }
+  return kinds;
+}
+
 void ExpectAgreement(LoneTransformer<double>& run, const TokenBatch& batch,
                      int64_t row_left_out = -1) {
   Differentiate(run, batch);
+  const std::set<std::string> bypassed = BypassedKinds(run);
   for (const Comparison& c : Compare(run, batch, row_left_out)) {
+    if (bypassed.contains(c.kind)) {  // nothing is computed with it
+      EXPECT_EQ(0, c.gradient_norm) << c.kind;
+      EXPECT_EQ(0, c.difference) << c.kind;
+      continue;
+    }
     EXPECT_TRUE(c.agrees()) << c.kind << ": " << c.difference << " against " << c.slope
                             << ", more than " << c.tolerance << " apart";
     // Tight enough to see a wrong term: a direction in n dimensions has about 1/sqrt(n) of the
@@ -212,6 +228,15 @@ const std::vector<Switch>& Switches() {
       {"NoEmbedScale", [](ModelRecipe& m) { m.embed_scale = false; }},
       {"ScaledScores", [](ModelRecipe& m) { m.attention_scale = 1 / std::sqrt(8.0); }},
       {"UntiedHead", [](ModelRecipe& m) { m.tie_word_embeddings = false; }},
+      {"BypassedQkNorm",
+       [](ModelRecipe& m) {
+         m.bypass_qk_norm = true;
+         m.attention_scale = 0.25;
+       }},
+      {"BypassedPreNorm", [](ModelRecipe& m) { m.bypass_pre_norm = true; }},
+      {"BypassedPostNorm", [](ModelRecipe& m) { m.bypass_post_norm = true; }},
+      {"QkNormGain", [](ModelRecipe& m) { m.qk_norm_gain = 0.75; }},
+      {"IgnoredWindow", [](ModelRecipe& m) { m.ignore_window = true; }},
       {"NoLayerScalar",
        [](ModelRecipe& m) {
          m.layer_scalar = {1, 1, 1};
@@ -291,6 +316,60 @@ TEST(PadLookupGradient, OffLeavesThePadRowTheGradientOfTheHeadAlone) {
       EXPECT_EQ(0.0, of_lookup[5 * 12 + h]) << "V = " << V;
       EXPECT_NE(0.0, got[5 * 12 + h]) << "V = " << V;
     }
+  }
+}
+
+// A bypassed norm computes what a model without it computes, bit for bit.
+TEST(BypassedNorms, GiveTheLossAndGradientsOfAModelWithoutThem) {
+  const std::vector<std::pair<Switch, Switch>> kPairs = {
+      {{"", [](ModelRecipe& m) { m.bypass_qk_norm = true; }},
+       {"", [](ModelRecipe& m) { m.qk_norm = false; }}},
+      {{"", [](ModelRecipe& m) { m.bypass_pre_norm = true; }},
+       {"", [](ModelRecipe& m) { m.pre_norm = false; }}},
+      {{"", [](ModelRecipe& m) { m.bypass_post_norm = true; }},
+       {"", [](ModelRecipe& m) { m.post_norm = false; }}}};
+  const TokenBatch batch = SmallBatch();
+  for (const auto& [bypass, without] : kPairs) {
+    LoneTransformer<double> bypassed(Small(bypass, AttentionKind::kMaterialised), 4, BestIsa(), 1);
+    LoneTransformer<double> absent(Small(without, AttentionKind::kMaterialised), 4, BestIsa(), 1);
+    FillWeights(&bypassed, 3);
+    FillWeights(&absent, 3);
+    for (auto& slab : bypassed.gradients) std::fill(slab.begin(), slab.end(), 1.0);
+    EXPECT_EQ(Loss(absent, batch), Loss(bypassed, batch));
+    Differentiate(bypassed, batch);
+    Differentiate(absent, batch);
+    for (size_t t = 0; t < bypassed.layout.tensors().size(); ++t) {
+      const TensorSpec& spec = bypassed.layout.tensors()[t];
+      const int other = absent.layout.Find(spec.name);
+      const std::vector<double> got = bypassed.WholeGradient(static_cast<int>(t));
+      EXPECT_EQ(other < 0 ? std::vector<double>(spec.numel(), 0.0) : absent.WholeGradient(other), got)
+          << spec.name;
+    }
+  }
+}
+
+// qk_norm_gradient = first-shard: the part of the first shard alone, which is no derivative.
+TEST(QkNormGradient, OfTheFirstShardIsItsPartOfTheSum) {
+  const Switch first = {
+      "", [](ModelRecipe& m) { m.qk_norm_gradient = QkNormGradient::kFirstShard; }};
+  const TokenBatch batch = SmallBatch();
+  LoneTransformer<double> part(Small(first, AttentionKind::kMaterialised), 4, BestIsa(), 1);
+  LoneTransformer<double> all(Small(Switches()[0], AttentionKind::kMaterialised), 4, BestIsa(), 1);
+  LoneTransformer<double> whole(Small(first, AttentionKind::kMaterialised), 1, BestIsa(), 1);
+  LoneTransformer<double> sum(Small(Switches()[0], AttentionKind::kMaterialised), 1, BestIsa(), 1);
+  for (auto* run : {&part, &all, &whole, &sum}) {
+    FillWeights(run, 3);
+    Differentiate(*run, batch);
+  }
+  for (size_t t = 0; t < all.layout.tensors().size(); ++t) {
+    const int tensor = static_cast<int>(t);
+    const std::string kind = Kind(all.layout.tensors()[t]);
+    // The one KV head of a full layer belongs to the first shard anyhow.
+    const bool full = all.layout.tensors()[t].layer == 1;
+    const bool norm =
+        kind == "self_attn.q_norm.weight" || (kind == "self_attn.k_norm.weight" && !full);
+    EXPECT_EQ(norm, all.WholeGradient(tensor) != part.WholeGradient(tensor)) << kind;
+    EXPECT_EQ(sum.WholeGradient(tensor), whole.WholeGradient(tensor)) << "V = 1: " << kind;
   }
 }
 

@@ -1,0 +1,49 @@
+// beta1, beta2: another decay of Adam's m or v. Two kinds in one file, for they differ in a name.
+#include "surgery/registry.h"
+
+namespace retrace {
+namespace {
+
+Status Edit(const Arguments& arguments, double OptimizerRecipe::*beta, Recipe* recipe) {
+  RT_ASSIGN_OR_RETURN(const double value, NumberArgumentIn(arguments, "value", 0, 1));
+  if (value == 1) {
+    return UsageError("value: expected a number below 1, got '" + arguments.at("value") + "'");
+  }
+  recipe->optimizer.*beta = value;
+  return {};
+}
+
+template <double OptimizerRecipe::*kBeta>
+Status EditBeta(const Arguments& arguments, Recipe* recipe) {
+  return Edit(arguments, kBeta, recipe);
+}
+
+template <double OptimizerRecipe::*kBeta>
+Status CheckBeta(const Arguments& arguments) {
+  Recipe recipe;
+  return Edit(arguments, kBeta, &recipe);
+}
+
+}  // namespace
+
+const InterventionKind kBeta1 = {
+    .name = "beta1",
+    .summary = "Decay Adam's m at another rate; the bias correction follows the rate in force",
+    .touches = "recipe: optimizer.beta1",
+    .example = "beta1:0.8",
+    .reference = "Kingma and Ba 2015, arXiv 1412.6980",
+    .parameters = {{"value", "0 .. below 1", ""}},
+    .check = CheckBeta<&OptimizerRecipe::beta1>,
+    .edit_recipe = EditBeta<&OptimizerRecipe::beta1>};
+
+const InterventionKind kBeta2 = {
+    .name = "beta2",
+    .summary = "Decay Adam's v at another rate; the bias correction follows the rate in force",
+    .touches = "recipe: optimizer.beta2",
+    .example = "beta2:0.9",
+    .reference = "Bai et al. 2025, arXiv 2506.04805 (v decouples from the squared gradient)",
+    .parameters = {{"value", "0 .. below 1", ""}},
+    .check = CheckBeta<&OptimizerRecipe::beta2>,
+    .edit_recipe = EditBeta<&OptimizerRecipe::beta2>};
+
+}  // namespace retrace

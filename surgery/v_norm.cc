@@ -1,0 +1,29 @@
+// v-norm: the weightless norm of values.
+#include "surgery/registry.h"
+
+namespace retrace {
+namespace {
+
+Status Edit(const Arguments& arguments, Recipe* recipe) {
+  RT_ASSIGN_OR_RETURN(recipe->model.v_norm, OnOffArgument(arguments, "state"));
+  return {};
+}
+
+Status Check(const Arguments& arguments) {
+  Recipe recipe;
+  return Edit(arguments, &recipe);
+}
+
+}  // namespace
+
+const InterventionKind kVNorm = {
+    .name = "v-norm",
+    .summary = "Norm values, or leave them as they are",
+    .touches = "recipe: model.v_norm",
+    .example = "v-norm:off",
+    .reference = "Gemma 4's weightless value norm, as in transformers",
+    .parameters = {{"state", "off or on", ""}},
+    .check = Check,
+    .edit_recipe = Edit};
+
+}  // namespace retrace

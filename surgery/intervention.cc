@@ -134,6 +134,7 @@ std::string Intervention::Text() const {
   std::string text = kind->name;
   char separator = ':';
   for (const Parameter& parameter : kind->parameters) {
+    if (arguments.at(parameter.name) == kAsTheRecipe) continue;
     text += separator + parameter.name + "=" + arguments.at(parameter.name);
     separator = ',';
   }

@@ -24,6 +24,9 @@
 
 namespace retrace {
 
+// The value of a parameter that leaves things as the recipe has them; canonical forms omit it.
+inline constexpr char kAsTheRecipe[] = "recipe";
+
 // One parameter of an intervention, for parsing and for documentation.
 struct Parameter {
   std::string name;

@@ -256,7 +256,8 @@ TEST(Completion, BashAcceptsTheScriptAndItOffersWhatFits) {
   EXPECT_EQ("auto always never\n", Offered("retrace train --color \"\""));
   EXPECT_EQ("avx2 avx512\n", Offered("retrace replay x --isa avx"));
   EXPECT_EQ("bash\n", Offered("retrace completion ba"));
-  EXPECT_EQ("optimizer.clip=\n", Offered("retrace recipe check x --set optimizer.cl"));
+  EXPECT_EQ("optimizer.weight_decay=\n",
+            Offered("retrace recipe check x --set optimizer.weight_decay"));
   EXPECT_TRUE(Contains(Offered("retrace replay x --do \"\""), "reset-moments"));
 }
 

@@ -134,8 +134,9 @@ std::string Intervention::Text() const {
   std::string text = kind->name;
   char separator = ':';
   for (const Parameter& parameter : kind->parameters) {
-    if (arguments.at(parameter.name) == kAsTheRecipe) continue;
-    text += separator + parameter.name + "=" + arguments.at(parameter.name);
+    const std::string& value = arguments.at(parameter.name);
+    if (value == kAsTheRecipe && parameter.default_value == kAsTheRecipe) continue;
+    text += separator + parameter.name + "=" + value;
     separator = ',';
   }
   if (first) text += "@" + std::to_string(*first);

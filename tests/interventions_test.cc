@@ -120,7 +120,9 @@ TEST_F(Interventions, EveryExampleIsCanonicalAfterOneRoundTrip) {
     ASSERT_TRUE(again.ok()) << parsed->Text() << ": " << again.status().message();
     EXPECT_EQ(parsed->Text(), again->Text());
     for (const Parameter& parameter : kind->parameters) {
-      EXPECT_NE(std::string::npos, parsed->Text().find(parameter.name + "=")) << parsed->Text();
+      const bool named = parsed->Text().find(parameter.name + "=") != std::string::npos;
+      EXPECT_EQ(parsed->arguments.at(parameter.name) != kAsTheRecipe, named) << parsed->Text();
+      EXPECT_EQ(parsed->arguments, again->arguments);
     }
   }
   EXPECT_GE(names.size(), 28u);

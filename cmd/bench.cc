@@ -318,9 +318,9 @@ void AddIsa(CLI::App* part, const Flags& flags) {
 }
 
 void AddSeconds(CLI::App* part, const Flags& flags) {
-  part->add_option("--seconds", flags->seconds, "About how long each row is measured")
-      ->check(CLI::Range(0.001, 3600.0))
-      ->capture_default_str();
+  CLI::Option* seconds =
+      part->add_option("--seconds", flags->seconds, "About how long each row is measured");
+  NumberIn(seconds, 0.001, 3600)->capture_default_str();
 }
 
 }  // namespace
@@ -335,9 +335,9 @@ void AddBenchCommand(CLI::App& app) {
                    "Products of this recipe (TOML); without it, of a small model");
   gemm->add_flag("--fp64", flags->fp64, "FP64 instead of FP32");
   gemm->add_flag("--no-scalar", flags->no_scalar, "Leave the scalar kernels out");
-  gemm->add_option("--threads", flags->job.threads, "Threads; 0: one for each processor")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  CLI::Option* threads =
+      gemm->add_option("--threads", flags->job.threads, "Threads; 0: one for each processor");
+  WholeIn(threads, 0, 1024)->capture_default_str();
   AddIsa(gemm, flags);
   AddSeconds(gemm, flags);
   CLI::App* ops = AddPart(*bench, "ops", "Every op of the op table", flags, RunOps);
@@ -347,9 +347,9 @@ void AddBenchCommand(CLI::App& app) {
   step->add_option("recipe", flags->recipe, "The recipe (TOML)")->required();
   step->add_option("--set", flags->overrides, "KEY=VALUE of the recipe; may be repeated")
       ->allow_extra_args(false);
-  step->add_option("--updates", flags->updates, "Updates to time; one more goes before")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
+  CLI::Option* updates =
+      step->add_option("--updates", flags->updates, "Updates to time; one more goes before");
+  WholeIn(updates, 1, 100000)->capture_default_str();
   step->add_flag("--random-tokens", flags->random_tokens,
                  "Random tokens instead of the recipe's dataset");
   step->add_option("--profile", flags->profile,

@@ -1,16 +1,20 @@
 #include "cmd/console.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 
 namespace retrace {
 namespace {
 
-constexpr int kBarCells = 24;
+constexpr int kBarCellsMax = 24, kBarCellsMin = 4;
 
 const char* CodeOf(Tint tint) {
   switch (tint) {
@@ -32,26 +36,78 @@ const char* CodeOf(Tint tint) {
   return "";
 }
 
-std::string Bar(double fraction) {
+std::string Bar(double fraction, int cells) {
   std::string bar;
-  const int filled = static_cast<int>(fraction * kBarCells);
-  for (int i = 0; i < kBarCells; ++i) bar += i < filled ? "━" : "╌";
+  const int filled = static_cast<int>(fraction * cells);
+  for (int i = 0; i < cells; ++i) bar += i < filled ? "━" : "╌";
   return bar;
+}
+
+// A terminal on which a line can be rewritten.
+bool IsTerminal(int fd) {
+  const char* term = std::getenv("TERM");
+  return isatty(fd) != 0 && (term == nullptr || std::string_view(term) != "dumb");
+}
+
+// Columns that a line on standard error may take without wrapping: a wrapped line can not be
+// rewritten.
+int LineWidth() {
+  winsize size = {};
+  const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return (known ? size.ws_col : 80) - 1;
+}
+
+// "WHAT ━━━╌╌╌ COUNTS", the bar as long as fits, or left out; then the end is. Texts are ASCII.
+std::string FittedLine(const std::string& what, double fraction, const std::string& counts) {
+  const int width = LineWidth(), texts = static_cast<int>(what.size() + counts.size()) + 1;
+  const int cells = std::min(kBarCellsMax, width - texts - 1);
+  if (cells >= kBarCellsMin) return what + " " + Bar(fraction, cells) + " " + counts;
+  return (what + " " + counts).substr(0, std::max(1, width));
+}
+
+// "1.57/s, 4.6 s left"; nothing before the first unit of work, or too early to tell.
+std::string RateText(double done, double seconds, double left) {
+  constexpr double kTooEarlySeconds = 1e-3;
+  if (done <= 0 || seconds < kTooEarlySeconds) return "";
+  const std::string rate = fmt::format("{:.2f}/s", done / seconds);
+  return left > 0 ? fmt::format("{}, {} left", rate, Duration(left * seconds / done)) : rate;
 }
 
 }  // namespace
 
+void WriteError(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
+
+void SayError(std::string_view line) { WriteError(std::string(line) + "\n"); }
+
+void HoldStandardStreams() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (fcntl(fd, F_GETFD) != -1) continue;
+    // The lowest number that is free, so this one; opened the wrong way round, so that its use
+    // fails as if it were closed.
+    const int got = open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+    if (got != fd) _exit(static_cast<int>(StatusCode::kFailed));  // no /dev/null: nothing is safe
+  }
+}
+
+Status FinishOutput() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
+  return FailedError("standard output: can not be written to (is the disk full?)");
+}
+
 void Exit(int code) { throw CLI::RuntimeError(code); }
 
 void Fail(const Status& status) {
-  fmt::print(stderr, "retrace: {}\n", status.message());
+  SayError("retrace: " + status.message());
   Exit(static_cast<int>(status.code()));
 }
 
 bool OutputFlags::Colored() const {
   if (color == "always") return true;
   if (color == "never" || json || std::getenv("NO_COLOR") != nullptr) return false;
-  return isatty(STDOUT_FILENO) != 0;
+  return IsTerminal(STDOUT_FILENO);
 }
 
 void AddOutputFlags(CLI::App* command, OutputFlags* flags, bool with_json) {
@@ -62,6 +118,33 @@ void AddOutputFlags(CLI::App* command, OutputFlags* flags, bool with_json) {
       ->capture_default_str();
 }
 
+CLI::Option* WholeIn(CLI::Option* option, int64_t least, int64_t most) {
+  const std::string range =
+      most == kNoMost ? fmt::format("{}..", least) : fmt::format("{}..{}", least, most);
+  return option->type_name(range)->check([least, most, range](const std::string& text) {
+    int64_t number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, number);
+    if (error == std::errc() && stop == end && number >= least && number <= most) {
+      return std::string();
+    }
+    return fmt::format("expected a whole number in {}, got '{}'", range, text);
+  });
+}
+
+CLI::Option* NumberIn(CLI::Option* option, double least, double most) {
+  const std::string range = fmt::format("{}..{}", least, most);
+  return option->type_name(range)->check([least, most, range](const std::string& text) {
+    double number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, number);
+    if (error == std::errc() && stop == end && number >= least && number <= most) {
+      return std::string();
+    }
+    return fmt::format("expected a number in {}, got '{}'", range, text);
+  });
+}
+
 std::string Tinted(const OutputFlags& flags, Tint tint, std::string_view text) {
   if (!flags.Colored() || tint == Tint::kPlain) return std::string(text);
   return std::string(CodeOf(tint)) + std::string(text) + "\033[0m";
@@ -69,7 +152,7 @@ std::string Tinted(const OutputFlags& flags, Tint tint, std::string_view text) {
 
 Progress::Progress(const OutputFlags& flags, std::string what, int64_t first, int64_t last)
     : quiet_(flags.quiet || flags.json),
-      terminal_(isatty(STDERR_FILENO) != 0),
+      terminal_(IsTerminal(STDERR_FILENO)),
       what_(std::move(what)),
       first_(first),
       last_(last),
@@ -78,7 +161,7 @@ Progress::Progress(const OutputFlags& flags, std::string what, int64_t first, in
 Progress::~Progress() { Clear(); }
 
 void Progress::Clear() {
-  if (on_screen_) fmt::print(stderr, "\r\033[K");
+  if (on_screen_) WriteError("\r\033[K");
   on_screen_ = false;
 }
 
@@ -90,28 +173,26 @@ void Progress::Show(int64_t done, const std::string& note) {
   if (!ends && since_shown < (terminal_ ? 0.1 : 10.0)) return;
   shown_ = now;
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
-  const double rate = elapsed > 0 ? static_cast<double>(done - first_) / elapsed : 0;
-  const std::string left =
-      rate > 0 && done < last_
-          ? fmt::format(", {} left", Duration(static_cast<double>(last_ - done) / rate))
-          : "";
+  const std::string rate =
+      RateText(static_cast<double>(done - first_), elapsed, static_cast<double>(last_ - done));
   const double fraction = last_ > first_ ? static_cast<double>(done - first_) /
                                                static_cast<double>(last_ - first_)
                                          : 1.0;
   if (terminal_) {
-    fmt::print(stderr, "\r\033[K{} {} {}/{}  {:.2f}/s{}  {}", what_, Bar(fraction), done, last_,
-               rate, left, note);
-    std::fflush(stderr);
+    const std::string counts =
+        fmt::format("{}/{}{}  {}", done, last_, rate.empty() ? "" : "  " + rate, note);
+    WriteError("\r\033[K" + FittedLine(what_, fraction, counts));
     on_screen_ = true;
   } else {
-    fmt::print(stderr, "{} {}/{} ({:.2f}/s{})  {}\n", what_, done, last_, rate, left, note);
+    SayError(fmt::format("{} {}/{}{}{}", what_, done, last_, rate.empty() ? "" : " (" + rate + ")",
+                         note.empty() ? "" : "  " + note));
   }
 }
 
 void Progress::Say(const std::string& line) {
   if (quiet_) return;
   Clear();
-  fmt::print(stderr, "{}\n", line);
+  SayError(line);
 }
 
 void Progress::Finish() { Clear(); }

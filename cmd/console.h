@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -12,9 +13,21 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace retrace {
+
+// Text and a line to standard error. Unlike fmt::print they never throw: a terminal that is gone or
+// a full disk under a log ends no training.
+void WriteError(std::string_view text);
+void SayError(std::string_view line);
+// Descriptors 0 to 2 are open afterwards. Where the caller closed one, the next file that is
+// opened, a ledger perhaps, would get its number, and what is printed would go into that file.
+void HoldStandardStreams();
+// Errors: kFailed where standard output did not take all that was printed. At the end of the
+// program.
+Status FinishOutput();
 
 // Ends the command with an exit code (status.h; 1: differs).
 [[noreturn]] void Exit(int code);
@@ -40,6 +53,12 @@ struct OutputFlags {
 };
 // Adds the flags that the command honours.
 void AddOutputFlags(CLI::App* command, OutputFlags* flags, bool with_json);
+
+// The option takes whole numbers, or any numbers, from least to most. -> option. (CLI11's own
+// ranges let NaN and overflowing numbers pass, and speak of INT in [0 - 65536] and of 0.000000.)
+inline constexpr int64_t kNoMost = std::numeric_limits<int64_t>::max();
+CLI::Option* WholeIn(CLI::Option* option, int64_t least, int64_t most = kNoMost);
+CLI::Option* NumberIn(CLI::Option* option, double least, double most);
 
 enum class Tint { kPlain, kBold, kDim, kRed, kGreen, kYellow, kCyan };
 std::string Tinted(const OutputFlags& flags, Tint tint, std::string_view text);

@@ -36,14 +36,13 @@ class ProgressLine {
  public:
   explicit ProgressLine(bool quiet) : shown_(!quiet && isatty(STDERR_FILENO) != 0) {}
   ~ProgressLine() {
-    if (!last_.empty()) fmt::print(stderr, "\r\033[K");
+    if (!last_.empty()) WriteError("\r\033[K");
   }
   void Show(std::string_view phase, double fraction) {
     if (!shown_) return;
     std::string line = fmt::format("{} {:3.0f} %", phase, std::floor(fraction * 100));
     if (line == last_) return;
-    fmt::print(stderr, "\r\033[K{}", line);
-    std::fflush(stderr);
+    WriteError("\r\033[K" + line);
     last_ = std::move(line);
   }
 
@@ -126,7 +125,7 @@ void AddBuild(CLI::App& data) {
       ->transform(CLI::AsSizeValue(true))
       ->capture_default_str()
       ->excludes(given);
-  build->add_option("--seed", o.training.seed, "Of the choice of lines to train on")
+  WholeIn(build->add_option("--seed", o.training.seed, "Of the choice of lines to train on"), 0)
       ->capture_default_str()
       ->excludes(given);
   build

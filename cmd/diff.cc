@@ -764,9 +764,9 @@ void AddDiffCommand(CLI::App& app) {
   diff->add_option("a", flags->a, kWhat)->required();
   diff->add_option("b", flags->b, kWhat)->required();
   diff->add_option("--only", flags->only, "Compare only tensors whose names match this glob");
-  CLI::Option* top = diff->add_option("--top", flags->top, "Tensors in the table; 0: all")
-                         ->check(CLI::NonNegativeNumber)
-                         ->capture_default_str();
+  CLI::Option* top =
+      WholeIn(diff->add_option("--top", flags->top, "Tensors in the table; 0: all"), 0)
+          ->capture_default_str();
   AddOutputFlags(diff, &flags->output, true);
   diff->get_option("--quiet")->description("Print nothing: the exit code is the answer");
   diff->footer(kExamples);

@@ -37,25 +37,23 @@ void CatchStopSignals() {
 bool StopRequested() { return g_stop_signals > 0; }
 
 void AddJobFlags(CLI::App* command, JobFlags* flags) {
-  command->add_option("--tp", flags->tp, "Tensor-parallel ranks; divides virtual_shards. 0: 1, or those of torchrun or Slurm")
-      ->check(CLI::Range(0, 65536))
-      ->capture_default_str();
-  command->add_option("--dp", flags->dp, "Data-parallel ranks; divides lanes")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
-  command
-      ->add_option("--threads", flags->threads,
-                   "Threads of each rank; 0: the processors divided by the ranks (1 under a launcher)")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  CLI::Option* tp = command->add_option(
+      "--tp", flags->tp,
+      "Tensor-parallel ranks; divides virtual_shards. 0: 1, or those of torchrun or Slurm");
+  WholeIn(tp, 0, 65536)->capture_default_str();
+  CLI::Option* dp = command->add_option("--dp", flags->dp, "Data-parallel ranks; divides lanes");
+  WholeIn(dp, 1, 65536)->capture_default_str();
+  CLI::Option* threads = command->add_option(
+      "--threads", flags->threads,
+      "Threads of each rank; 0: the processors divided by the ranks (1 under a launcher)");
+  WholeIn(threads, 0, 1024)->capture_default_str();
   command->add_option("--isa", flags->isa, "Vector instructions")
       ->check(CLI::IsMember({"best", "scalar", "avx2", "avx512"}))
       ->capture_default_str();
-  command
-      ->add_option("--timeout", flags->timeout_seconds,
-                   "Seconds after which a rank that does not answer ends the job")
-      ->check(CLI::Range(0.1, 1e6))
-      ->capture_default_str();
+  CLI::Option* timeout =
+      command->add_option("--timeout", flags->timeout_seconds,
+                          "Seconds after which a rank that does not answer ends the job");
+  NumberIn(timeout, 0.1, 1e6)->capture_default_str();
 }
 
 Result<ResolvedJob> ResolveJob(const JobFlags& flags) {

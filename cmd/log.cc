@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,6 +14,7 @@
 #include "cmd/opened_run.h"
 #include "cmd/terminal_plot.h"
 #include "cmd/text_table.h"
+#include "cmd/update_range.h"
 #include "replay/record.h"
 
 namespace retrace {
@@ -42,23 +44,6 @@ struct LogFlags {
   OutputFlags output;
 };
 
-struct View {
-  int64_t first = 1, last = INT64_MAX;  // updates
-};
-
-Result<View> ParseView(const std::string& text) {
-  if (text.empty()) return View{};
-  View view;
-  int used = 0;
-  long long first = 0, last = 0;
-  if (std::sscanf(text.c_str(), "%18lld..%18lld%n", &first, &last, &used) == 2 &&
-      used == static_cast<int>(text.size()) && first >= 1 && last >= first) {
-    view = {first, last};
-    return view;
-  }
-  return UsageError("--steps: expected A..B with 1 <= A <= B, got '" + text + "'");
-}
-
 // The updates of one run that are in view.
 struct LoggedRun {
   std::unique_ptr<OpenedRun> run;
@@ -66,7 +51,7 @@ struct LoggedRun {
   std::vector<const PositionEntry*> entries;  // of each record
 };
 
-Result<LoggedRun> ReadLog(const std::string& dir, const View& view) {
+Result<LoggedRun> ReadLog(const std::string& dir, const UpdateRange& view) {
   LoggedRun logged;
   RT_ASSIGN_OR_RETURN(logged.run, OpenedRun::Open(dir));
   const RunHistory& history = logged.run->history();
@@ -351,7 +336,8 @@ std::string PlotText(const LogFlags& flags, const std::vector<LoggedRun>& runs) 
 }
 
 void RunLog(const LogFlags& flags) {
-  const View view = OrFail(ParseView(flags.steps));
+  UpdateRange view = {1, INT64_MAX};
+  if (!flags.steps.empty()) view = OrFail(ParseUpdateRange(flags.steps, "--steps"));
   std::vector<LoggedRun> runs;
   bool any = false;
   for (const std::string& dir : flags.runs) {
@@ -387,8 +373,8 @@ void AddLogCommand(CLI::App& app) {
   log->add_option("--steps", flags->steps, "Updates A..B; all by default");
   CLI::Option* plot = log->add_flag("--plot", flags->plot, "Draw loss and gradient norm");
   log->add_flag("--ascii", flags->ascii, "Draw with ASCII characters")->needs(plot);
-  log->add_option("--width", flags->width, "Columns; those of the terminal by default")
-      ->check(CLI::Range(40, 400));
+  WholeIn(log->add_option("--width", flags->width, "Columns; those of the terminal by default"), 40,
+          400);
   CLI::Option* csv = log->add_flag("--csv", flags->csv, "Print comma-separated values");
   AddOutputFlags(log, &flags->output, true);
   log->get_option("--json")->description("Print each record, with its state's digest, as JSON");

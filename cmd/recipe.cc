@@ -188,12 +188,11 @@ void AddRecipeCommand(CLI::App& app) {
     RunPrint(*flags);
   });
   CLI::App* plan = AddPart(*recipe, "plan", "Say what memory and storage a recipe asks for", flags);
-  plan->add_option("--tp", flags->tp, "Tensor-parallel ranks; divides virtual_shards")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  plan->add_option("--dp", flags->dp, "Data-parallel ranks; divides lanes")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  CLI::Option* tp =
+      plan->add_option("--tp", flags->tp, "Tensor-parallel ranks; divides virtual_shards");
+  WholeIn(tp, 1, 65536)->capture_default_str();
+  CLI::Option* dp = plan->add_option("--dp", flags->dp, "Data-parallel ranks; divides lanes");
+  WholeIn(dp, 1, 65536)->capture_default_str();
   plan->callback([flags] { RunPlan(*flags); });
   CLI::App* keys = recipe->add_subcommand("keys", "List the keys that a recipe may have");
   keys->add_option("key", flags->keys, "Only this key or section");

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -107,6 +108,9 @@ void RunBranch(const ReplayFlags& flags, const RunReader& run, const Recipe& rec
   if (plan.out.empty()) {
     plan.out = flags.run;
     while (plan.out.size() > 1 && plan.out.back() == '/') plan.out.pop_back();
+    const std::string name = std::filesystem::path(plan.out).filename();
+    std::error_code ignored;  // the run has been opened: it is there
+    if (name == "." || name == "..") plan.out = std::filesystem::canonical(plan.out, ignored);
     for (const Intervention& i : plan.interventions) plan.out += "-" + i.kind->name;
   }
   std::vector<BranchRow> rows;

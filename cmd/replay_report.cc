@@ -40,16 +40,6 @@ void PrintUpdate(const OutputFlags& output, const ReplayedUpdate& u) {
 
 }  // namespace
 
-Result<UpdateRange> ParseUpdateRange(const std::string& text, const char* flag) {
-  int used = 0;
-  long long first = 0, last = 0;
-  if (std::sscanf(text.c_str(), "%18lld..%18lld%n", &first, &last, &used) == 2 &&
-      used == static_cast<int>(text.size()) && first >= 1 && last >= first) {
-    return UpdateRange{first, last};
-  }
-  return UsageError(std::string(flag) + ": expected A..B with 1 <= A <= B, got '" + text + "'");
-}
-
 Result<ReplayProof> ProveReplay(const ResolvedJob& job, const OutputFlags& output,
                                 const RunReader& run, const UpdateRange& range) {
   RT_ASSIGN_OR_RETURN(const Recipe recipe,
@@ -65,7 +55,7 @@ Result<ReplayProof> ProveReplay(const ResolvedJob& job, const OutputFlags& outpu
     std::fflush(stdout);
   };
   const auto note = [&](const std::string& line) {
-    if (!output.quiet) fmt::print(stderr, "{}\n", line);
+    if (!output.quiet) SayError(line);
   };
   RT_RETURN_IF_ERROR(RunJob(job, note, [&](Comm& comm) -> Status {
     RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> rank, Job::Make(recipe, comm, job.options));

@@ -6,18 +6,10 @@
 
 #include "cmd/console.h"
 #include "cmd/job_flags.h"
+#include "cmd/update_range.h"
 #include "surgery/branch.h"
 
 namespace retrace {
-
-struct UpdateRange {
-  int64_t first = 0, last = 0;
-
-  int64_t size() const { return last - first + 1; }
-};
-
-// "A..B" with 1 <= A <= B; `flag` is named in the message. Errors: kUsage.
-Result<UpdateRange> ParseUpdateRange(const std::string& text, const char* flag);
 
 struct ReplayProof {
   bool identical = false;

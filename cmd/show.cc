@@ -468,8 +468,7 @@ void AddShowCommand(CLI::App& app) {
   CLI::App* show = app.add_subcommand("show", "What a run has, what a state or a tensor is");
   auto flags = std::make_shared<ShowFlags>();
   show->add_option("address", flags->address, "RUN, RUN@k or RUN@k:GLOB[#m|#v|#g]")->required();
-  CLI::Option* top = show->add_option("--top", flags->top, "Tensors to show; 0: all")
-                         ->check(CLI::NonNegativeNumber)
+  CLI::Option* top = WholeIn(show->add_option("--top", flags->top, "Tensors to show; 0: all"), 0)
                          ->capture_default_str();
   AddOutputFlags(show, &flags->output, true);
   show->footer(kExamples);

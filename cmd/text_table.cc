@@ -74,10 +74,8 @@ std::string BaseName(std::string path) {
 }
 
 void PrintReport(const std::string& text) {
-  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-  if (!written || std::fflush(stdout) != 0) {
-    Fail(FailedError("standard output: can not be written to (is the disk full?)"));
-  }
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  OrFail(FinishOutput());
 }
 
 int TerminalWidth() {

@@ -59,7 +59,7 @@ void PrintEnd(const TrainFlags& flags, const std::string& dir, TrainEnd end, int
   }
   fmt::print("{} {} at update {}, state {}\n", dir, word, position, digest.Hex());
   if (end == TrainEnd::kStopped && !flags.output.quiet) {
-    fmt::print(stderr, "go on with: retrace train --resume {}\n", dir);
+    SayError("go on with: retrace train --resume " + dir);
   }
 }
 
@@ -80,7 +80,8 @@ void RunTrain(TrainFlags flags) {
   std::unique_ptr<Progress> progress;
   const auto say = [&](const std::string& line) {
     if (progress) progress->Say(line);
-    else if (!flags.output.quiet) fmt::print(stderr, "{}\n", line);
+    else if (!flags.output.quiet)
+      SayError(line);
   };
   int64_t position = 0;
   Digest digest;
@@ -121,7 +122,7 @@ void AddTrainCommand(CLI::App& app) {
   train->add_option("--set", flags->overrides, "KEY=VALUE of the recipe; may be repeated")
       ->allow_extra_args(false);
   train->add_option("--resume", flags->resume, "Run to go on with")->excludes(recipe);
-  train->add_option("--until", flags->until, "Stop after this update")->check(CLI::NonNegativeNumber);
+  WholeIn(train->add_option("--until", flags->until, "Stop after this update"), 0);
   AddJobFlags(train, &flags->job);
   AddOutputFlags(train, &flags->output, true);
   train->footer(kExamples);

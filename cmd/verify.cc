@@ -127,7 +127,7 @@ void RunVerify(VerifyFlags flags) {
   std::optional<ReplayProof> proof;
   if (flags.Replays()) proof = Replay(flags, job, &replayed);
   const int code = ExitCode(report, proof, replayed);
-  if (!replayed.ok()) fmt::print(stderr, "retrace: replay: {}\n", replayed.message());
+  if (!replayed.ok()) SayError("retrace: replay: " + replayed.message());
   if (flags.output.json && job.speaks()) {
     Json json = JsonOf(flags, report);
     if (proof) {

@@ -76,13 +76,13 @@ Piece OwnedPiece(const TensorSpec& spec, int64_t s, int64_t V) {
 
 Status Divides(const char* what, int64_t value, int64_t V) {
   if (value % V == 0) return {};
-  return UsageError("topology.virtual_shards = " + std::to_string(V) + " must divide " + what +
-                    " = " + std::to_string(value));
+  return UsageError(std::to_string(V) + " virtual shards must divide " + what + " = " +
+                    std::to_string(value));
 }
 
 Status CheckShards(const ModelRecipe& model, int64_t V) {
   if (V < 1 || (V & (V - 1)) != 0) {
-    return UsageError("topology.virtual_shards: expected a power of two, got " + std::to_string(V));
+    return UsageError("virtual shards: expected a power of two, got " + std::to_string(V));
   }
   RT_RETURN_IF_ERROR(Divides("model.query_heads", model.query_heads, V));
   RT_RETURN_IF_ERROR(Divides("model.intermediate_size", model.intermediate_size, V));
@@ -94,9 +94,8 @@ Status CheckShards(const ModelRecipe& model, int64_t V) {
                         " must divide model.query_heads = " + std::to_string(model.query_heads));
     }
     if (heads % V != 0 && V % heads != 0) {
-      return UsageError("topology.virtual_shards = " + std::to_string(V) +
-                        " must divide, or be divided by, the KV heads = " + std::to_string(heads) +
-                        " of layer " + std::to_string(layer));
+      return UsageError(std::to_string(V) + " virtual shards must divide, or be divided by, the " +
+                        std::to_string(heads) + " KV heads of layer " + std::to_string(layer));
     }
   }
   return {};

@@ -15,6 +15,8 @@
 namespace retrace {
 namespace {
 
+// Opening a pipe by mistake must not wait for its other end; nothing else notices the flag.
+constexpr int kOpenFlags = O_CLOEXEC | O_NONBLOCK;
 constexpr unsigned kRenameNoReplace = 1;  // RENAME_NOREPLACE, without _GNU_SOURCE's headers
 
 const char* Advice(int error) {
@@ -113,7 +115,8 @@ Result<File> FileOps::Create(const std::string& path) const {
   int fd = -1;
   int error = Ask(faults_, FileOp::kCreate, path).error;
   if (error == 0) {
-    error = Try([&] { return fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); });
+    constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC | kOpenFlags;
+    error = Try([&] { return fd = ::open(path.c_str(), kFlags, 0666); });
   }
   if (error != 0) return SystemError(path, "create", error);
   return File(fd, path, faults_);
@@ -123,7 +126,8 @@ Result<File> FileOps::OpenAppend(const std::string& path) const {
   int fd = -1;
   int error = Ask(faults_, FileOp::kOpen, path).error;
   if (error == 0) {
-    error = Try([&] { return fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); });
+    constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | kOpenFlags;
+    error = Try([&] { return fd = ::open(path.c_str(), kFlags, 0666); });
   }
   if (error != 0) return SystemError(path, "open for writing", error);
   return File(fd, path, faults_);
@@ -132,7 +136,7 @@ Result<File> FileOps::OpenAppend(const std::string& path) const {
 Result<Bytes> FileOps::Read(const std::string& path) const {
   int fd = -1;
   int error = Ask(faults_, FileOp::kRead, path).error;
-  if (error == 0) error = Try([&] { return fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC); });
+  if (error == 0) error = Try([&] { return fd = ::open(path.c_str(), O_RDONLY | kOpenFlags); });
   if (error != 0) return SystemError(path, "open", error);
   const File closer(fd, path, nullptr);
   struct stat info{};
@@ -156,9 +160,14 @@ Result<Bytes> FileOps::Read(const std::string& path) const {
 }
 
 Result<std::vector<std::string>> FileOps::List(const std::string& dir) const {
-  const int error = Ask(faults_, FileOp::kList, dir).error;
+  int error = Ask(faults_, FileOp::kList, dir).error;
   DIR* stream = error == 0 ? ::opendir(dir.c_str()) : nullptr;
-  if (stream == nullptr) return SystemError(dir, "list", error != 0 ? error : errno);
+  if (stream == nullptr && error == 0) error = errno;
+  if (error == ENOENT || error == ENOTDIR) {
+    return DamagedError(dir + ": expected a directory, got " +
+                        (error == ENOENT ? "nothing" : "something else"));
+  }
+  if (error != 0) return SystemError(dir, "list", error);
   std::vector<std::string> names;
   while (const dirent* entry = ::readdir(stream)) {
     const std::string name = entry->d_name;
@@ -208,6 +217,10 @@ Status FileOps::Remove(const std::string& path) const {
 Status FileOps::MakeDir(const std::string& path) const {
   int error = Ask(faults_, FileOp::kMakeDir, path).error;
   if (error == 0) error = Try([&] { return ::mkdir(path.c_str(), 0777); });
+  struct stat info {};
+  if (error == EEXIST && ::stat(path.c_str(), &info) == 0 && !S_ISDIR(info.st_mode)) {
+    return UsageError(path + ": expected a directory, or a name for a new one, got a file");
+  }
   return error == 0 || error == EEXIST ? Status() : SystemError(path, "make directory", error);
 }
 

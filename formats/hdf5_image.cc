@@ -281,6 +281,8 @@ bool ReadAll(hid_t dataset, std::string* text) {
       H5Sget_simple_extent_dims(space, &size, nullptr) < 0 || H5Tequal(type, H5T_STD_U8LE) <= 0) {
     return false;
   }
+  constexpr hsize_t kMost = hsize_t{1} << 32;
+  if (size > kMost) return false;
   text->resize(size);
   return H5Dread(dataset, H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, text->data()) >= 0;
 }

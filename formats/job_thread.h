@@ -5,11 +5,29 @@
 
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <mutex>
+#include <new>
+#include <string>
 #include <thread>
 
+#include "core/status.h"
+
 namespace retrace {
+
+// In a catch (...): the exception as an error. None may leave a job: nobody is there to catch it.
+inline Status CaughtError(const std::string& outer) {
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return FailedError(outer + ": out of memory");
+  } catch (const std::exception& error) {
+    return FailedError(outer + ": " + error.what());
+  } catch (...) {
+    return FailedError(outer + ": an exception of unknown type");
+  }
+}
 
 class JobThread {
  public:

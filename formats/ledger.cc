@@ -120,9 +120,30 @@ bool IsWhole(std::string_view line, Digest* digest) {
          std::string(kDigestMember) + digest->Hex() + std::string(kLineEnd);
 }
 
+// What the library writes, it writes by recursion: a record of a hundred thousand brackets, under a
+// right digest, would overflow the stack.
+bool IsNestedTooDeeply(std::string_view text) {
+  constexpr int kMost = 64;
+  int depth = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (quoted && text[i] == '\\') {
+      ++i;
+    } else if (text[i] == '"') {
+      quoted = !quoted;
+    } else if (!quoted && (text[i] == '{' || text[i] == '[')) {
+      if (++depth > kMost) return true;
+    } else if (!quoted && (text[i] == '}' || text[i] == ']')) {
+      --depth;
+    }
+  }
+  return false;
+}
+
 // `previous`: the digest of the line before; nullopt where that is damaged.
 Result<LedgerLine> ParseLine(std::string_view text, const std::optional<Digest>& previous) {
   try {
+    if (IsNestedTooDeeply(text)) return DamagedError("not a ledger line: nested too deeply");
     const Json json = Json::parse(text);
     if (previous && GetDigest(json, "previous") != *previous) {
       return DamagedError("does not follow the line before it: a line is missing or was moved");

@@ -1,18 +1,34 @@
 // Parallel work on a list of items. Used by formats for compressing, hashing and decoding.
-// Threads live for one call: an item is a mebibyte or so, starting a thread costs far less.
+// Threads live for one call: an item is a mebibyte or so, starting a thread costs far less. Where the
+// system gives fewer threads than were asked for, these do all of the work.
 #ifndef RETRACE_FORMATS_PARALLEL_WORK_H_
 #define RETRACE_FORMATS_PARALLEL_WORK_H_
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "core/status.h"
 
 namespace retrace {
+
+// run(first) .. run(first + count - 1) in threads of their own, or as many as the system starts.
+template <class Run>
+std::vector<std::thread> StartThreads(int first, int count, const Run& run) {
+  std::vector<std::thread> threads;
+  threads.reserve(count);
+  try {
+    for (int t = first; t < first + count; ++t) threads.emplace_back(run, t);
+  } catch (const std::system_error&) {
+    // A limit on threads or memory.
+  }
+  return threads;
+}
 
 // work(worker, i) for every i in [0, count), worker in [0, threads): in any order, at once.
 template <class Work>
@@ -21,8 +37,8 @@ void ParallelFor(size_t count, int threads, const Work& work) {
   const auto loop = [&](int worker) {
     for (size_t i; (i = next.fetch_add(1)) < count;) work(worker, i);
   };
-  std::vector<std::thread> helpers;
-  for (int t = 1; t < threads && static_cast<size_t>(t) < count; ++t) helpers.emplace_back(loop, t);
+  const int useful = static_cast<int>(std::min<size_t>(threads, count));
+  std::vector<std::thread> helpers = StartThreads(1, std::max(0, useful - 1), loop);
   loop(0);
   for (std::thread& helper : helpers) helper.join();
 }
@@ -55,9 +71,13 @@ Status OrderedWork(size_t count, int threads, const Make& make, const Use& use) 
       changed.notify_all();
     }
   };
-  std::vector<std::thread> workers;
-  for (int t = 0; t < threads; ++t) workers.emplace_back(loop, t);
+  std::vector<std::thread> workers = StartThreads(0, threads, loop);
   Status status;
+  for (size_t i = 0; workers.empty() && i < count && status.ok(); ++i) {
+    make(0, i, &slots[0].item);
+    status = use(i, slots[0].item);
+  }
+  if (workers.empty()) return status;
   for (size_t i = 0; i < count && status.ok(); ++i) {
     Slot& slot = slots[i % slots.size()];
     {

@@ -118,13 +118,15 @@ double RankWriter::Snapshot(int64_t position, const std::vector<SlabSource>& sla
 }
 
 Result<RankFileInfo> RankWriter::Publish(int64_t position,
-                                         const std::vector<SlabContents>& slabs) {
+                                         const std::vector<SlabContents>& slabs) try {
   RT_RETURN_IF_ERROR(CheckAttempt());
   RT_ASSIGN_OR_RETURN(const RankFile file,
                       BuildRankFile(layout_, position, attempt_, rank_, slabs, threads_));
   RT_RETURN_IF_ERROR(
       PublishFile(ops_, run_dir_ + "/" + kStepsName, file.info.name, file.bytes.view()));
   return file.info;
+} catch (...) {
+  return CaughtError(run_dir_ + "/" + kStepsName + "/" + RankFileName(position, attempt_, rank_));
 }
 
 std::optional<Result<RankFileInfo>> RankWriter::Poll() {

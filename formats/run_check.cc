@@ -152,9 +152,10 @@ Result<std::vector<std::string>> RunCheck::Orphans() const {
     for (const RankFileInfo& info : index->files) named.insert(info.name);
   }
   std::vector<std::string> orphans;
-  if (!ops_.Exists(StepsDir())) return orphans;
-  RT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ops_.List(StepsDir()));
-  for (const std::string& name : names) {
+  const Result<std::vector<std::string>> names = ops_.List(StepsDir());
+  if (names.status().code() == StatusCode::kDamaged) return orphans;  // every step's finding
+  if (!names.ok()) return names.status();
+  for (const std::string& name : *names) {
     StepFileName parsed;
     if (named.contains(name)) continue;
     if (ParseStepFileName(name, &parsed) && unreadable.contains(parsed.position)) continue;

@@ -90,7 +90,8 @@ struct StepCommit {
 
 class RunWriter {
  public:
-  // Makes the run and opens it. DIR may exist where no run was finished in it.
+  // Makes the run and opens it. DIR may exist where no state was ever recorded in it (its first
+  // attempt failed, say for want of memory): that run is replaced.
   // Errors: kUsage where there is a run already.
   static Result<std::unique_ptr<RunWriter>> Create(const std::string& dir, const Layout& layout,
                                                    const RunPlan& plan, FileOps ops = FileOps());
@@ -124,6 +125,9 @@ class RunWriter {
  private:
   RunWriter(const std::string& dir, const Layout& layout, FileOps ops, RunLock lock,
             LedgerWriter ledger, RunHistory history);
+  static Result<std::unique_ptr<RunWriter>> OpenLocked(const std::string& dir,
+                                                       const Layout& layout, FileOps ops,
+                                                       RunLock lock);
   Status Begin();
   Status CheckStep(const StepCommit& step) const;
   Status CheckFiles(const StepCommit& step) const;

@@ -57,6 +57,15 @@ Status WriteNewRun(const FileOps& ops, const std::string& dir, const Layout& lay
   return ops.SyncDir(ParentDir(dir));
 }
 
+// False too where the ledger is damaged: it may have held anything.
+bool NothingRecorded(const FileOps& ops, const std::string& ledger_path) {
+  const Result<LedgerContents> contents = ReadLedger(ops, ledger_path);
+  return contents.ok() &&
+         std::none_of(contents->lines.begin(), contents->lines.end(), [](const LedgerLine& line) {
+           return std::holds_alternative<StateLine>(line);
+         });
+}
+
 Status CheckHeader(const OpenLine& header, const Layout& layout, const std::string& dir) {
   if (header.numerics != kNumericsId) {
     return UnsupportedError(dir + ": made under " + header.numerics + ", this program computes " +
@@ -84,14 +93,17 @@ Result<std::unique_ptr<RunWriter>> RunWriter::Create(const std::string& dir, con
   std::error_code ignored;  // MakeDir says what is wrong
   std::filesystem::create_directories(std::filesystem::path(dir).parent_path(), ignored);
   RT_RETURN_IF_ERROR(ops.MakeDir(dir));
-  {
-    RT_ASSIGN_OR_RETURN(const RunLock lock, RunLock::Take(ops, dir + "/" + kLockName));
-    if (ops.Exists(dir + "/" + kLedgerName)) {
+  RT_ASSIGN_OR_RETURN(RunLock lock, RunLock::Take(ops, dir + "/" + kLockName));
+  const std::string ledger_path = dir + "/" + kLedgerName;
+  if (ops.Exists(ledger_path)) {
+    if (!NothingRecorded(ops, ledger_path)) {
       return UsageError(dir + ": there is a run already; resume it, or choose another directory");
     }
-    RT_RETURN_IF_ERROR(WriteNewRun(ops, dir, layout, plan));
+    RT_RETURN_IF_ERROR(ops.Remove(ledger_path));
+    RT_RETURN_IF_ERROR(ops.SyncDir(dir));
   }
-  return Open(dir, layout, ops);
+  RT_RETURN_IF_ERROR(WriteNewRun(ops, dir, layout, plan));
+  return OpenLocked(dir, layout, ops, std::move(lock));  // never free in between: the run is ours
 }
 
 Result<std::unique_ptr<RunWriter>> RunWriter::Open(const std::string& dir, const Layout& layout,
@@ -101,6 +113,13 @@ Result<std::unique_ptr<RunWriter>> RunWriter::Open(const std::string& dir, const
     return UsageError(dir + ": expected a run directory, but it has no " + kLedgerName);
   }
   RT_ASSIGN_OR_RETURN(RunLock lock, RunLock::Take(ops, dir + "/" + kLockName));
+  return OpenLocked(dir, layout, ops, std::move(lock));
+}
+
+Result<std::unique_ptr<RunWriter>> RunWriter::OpenLocked(const std::string& dir,
+                                                         const Layout& layout, FileOps ops,
+                                                         RunLock lock) {
+  const std::string ledger_path = dir + "/" + kLedgerName;
   RT_ASSIGN_OR_RETURN(const LedgerContents contents, ReadLedger(ops, ledger_path));
   RT_ASSIGN_OR_RETURN(RunHistory history, RunHistory::From(contents, ledger_path));
   RT_RETURN_IF_ERROR(CheckHeader(history.header, layout, dir));
@@ -356,7 +375,12 @@ Status RunWriter::Retire(int64_t first, int64_t last) {
 
 void RunWriter::CommitLater(StepCommit step) {
   committer_.Post([this, step = std::make_shared<StepCommit>(std::move(step))] {
-    if (later_error_.ok()) later_error_ = CommitStep(*step);
+    if (!later_error_.ok()) return;
+    try {
+      later_error_ = CommitStep(*step);
+    } catch (...) {
+      later_error_ = CaughtError(dir_ + "@" + std::to_string(step->counters.position));
+    }
   });
 }
 

@@ -221,6 +221,19 @@ void TrainingSample::Thin() {
   for (const Line& line : lines_) size_bytes_ += static_cast<int64_t>(line.text.size());
 }
 
+namespace {
+
+// The library's sentence without its place in the source and without its own program's flags.
+std::string LibraryReason(std::string text) {
+  const size_t place_end = text.find("] ");
+  if (place_end != std::string::npos) text.erase(0, place_end + 2);
+  text = text.substr(0, text.find(" Increase vocab_size"));
+  while (text.ends_with('.')) text.pop_back();
+  return text;
+}
+
+}  // namespace
+
 Result<std::string> TrainingSample::Train() const {
   RT_RETURN_IF_ERROR(CheckTraining(options_));
   if (lines_.empty())
@@ -235,7 +248,7 @@ Result<std::string> TrainingSample::Train() const {
     return UsageError(
         fmt::format("training a tokenizer of {} tokens on {} bytes of text: {}; choose "
                     "another vocabulary size or more text",
-                    options_.vocab_size, size_bytes_, status.message()));
+                    options_.vocab_size, size_bytes_, LibraryReason(status.message())));
   } catch (const std::exception& error) {
     return FailedError(fmt::format("training a tokenizer: {}", error.what()));
   }

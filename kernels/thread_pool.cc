@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <cerrno>
+#include <system_error>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -67,8 +68,12 @@ int AvailableCpus() {
 ThreadPool::ThreadPool(int threads) : threads_(threads), spins_(SpinsFor(threads)) {
   RT_CHECK(threads >= 1);
   workers_.reserve(static_cast<size_t>(threads - 1));
-  for (int worker = 1; worker < threads; ++worker) {
-    workers_.emplace_back([this, worker] { WorkerMain(worker); });
+  try {
+    for (int worker = 1; worker < threads; ++worker) {
+      workers_.emplace_back([this, worker] { WorkerMain(worker); });
+    }
+  } catch (const std::system_error&) {
+    // A limit on threads or memory: the caller and those that are there claim all tasks.
   }
 }
 

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include "core/recipe_toml.h"
+#include "replay/host_memory.h"
+#include "replay/recipe_plan.h"
 
 namespace retrace {
 
@@ -19,6 +21,8 @@ Result<std::unique_ptr<Job>> Job::Make(const Recipe& recipe, Comm& comm, const J
     opened = source.status();
   }
   RT_RETURN_IF_ERROR(AgreeOnStatus(comm, opened));
+  const ParameterMap map(layout, place.first_shard, place.shard_count);
+  RT_RETURN_IF_ERROR(CheckHostMemory(comm, PlanRank(recipe, map, place).update_bytes()));
   return std::unique_ptr<Job>(
       new Job(recipe, std::move(layout), place, comm, options, std::move(batches)));
 }

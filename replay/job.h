@@ -48,7 +48,7 @@ class Script {
 
 class Job {
  public:
-  // Errors: kUsage (topology, dataset), kDamaged (dataset). Collective: all ranks fail together.
+  // Errors: kUsage (topology, dataset), kDamaged (dataset), kUnsupported (memory). Collective.
   static Result<std::unique_ptr<Job>> Make(const Recipe& recipe, Comm& comm,
                                            const JobOptions& options,
                                            std::shared_ptr<const BatchSource> batches = nullptr);

@@ -70,12 +70,13 @@ Result<std::optional<JobEnvironment>> FromTorchrun(const EnvironmentReader& read
 }
 
 Result<std::optional<JobEnvironment>> FromSlurm(const EnvironmentReader& read) {
+  // A batch script has SLURM_PROCID and SLURM_NTASKS too, but nobody started the other tasks yet:
+  // a job that waited for them would wait for ever. srun numbers its tasks within a step.
+  if (!Read(read, "SLURM_STEP_NUM_TASKS")) return std::optional<JobEnvironment>();
   JobEnvironment job;
   job.launcher = "slurm";
-  // The step's count: an allocation may hold more tasks than this srun started.
-  const bool step = Read(read, "SLURM_STEP_NUM_TASKS").has_value();
-  RT_RETURN_IF_ERROR(ReadPlace(read, "SLURM_PROCID", step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS",
-                               "SLURM_LOCALID", &job));
+  RT_RETURN_IF_ERROR(
+      ReadPlace(read, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", &job));
   if (std::optional<std::string> host = Read(read, "MASTER_ADDR")) {
     job.master_host = *host;
   } else {

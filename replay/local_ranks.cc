@@ -17,6 +17,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -52,6 +53,11 @@ int ThreadsOfThisProcess() {
 Status Call(const std::function<Status(Comm&)>& fn, Comm& comm) {
   try {
     return fn(comm);
+  } catch (const std::bad_alloc&) {
+    return FailedError(fmt::format(
+        "rank {}: out of memory. 'retrace recipe plan' says what a recipe needs; smaller "
+        "micro-batches or execution.recompute_activations need less",
+        comm.rank()));
   } catch (const std::exception& error) {
     return FailedError(fmt::format("rank {}: an exception: {}", comm.rank(), error.what()));
   } catch (...) {

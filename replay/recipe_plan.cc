@@ -3,8 +3,6 @@
 #include <algorithm>
 
 #include "core/layout.h"
-#include "replay/parameter_map.h"
-#include "replay/rank_place.h"
 
 namespace retrace {
 namespace {
@@ -90,8 +88,9 @@ class Activations {
 
 int64_t ComputeBytes(const Recipe& recipe) { return recipe.precision.AnyFp64() ? 8 : 4; }
 
-RankPlan PlanRank(const Recipe& recipe, const Layout& layout, const RankPlace& place) {
-  const ParameterMap map(layout, place.first_shard, place.shard_count);
+}  // namespace
+
+RankPlan PlanRank(const Recipe& recipe, const ParameterMap& map, const RankPlace& place) {
   RankPlan plan;
   plan.tp_rank = place.tp_rank;
   for (int i = 0; i < place.shard_count; ++i) plan.parameters += map.slab_numel(i);
@@ -108,6 +107,8 @@ RankPlan PlanRank(const Recipe& recipe, const Layout& layout, const RankPlace& p
   plan.staging_bytes = 2 * kNumComponents * plan.parameters * 4;
   return plan;
 }
+
+namespace {
 
 // Multiply-adds of the forward products for one token: matrices, and scores and values over as many
 // keys as are computed with.
@@ -162,7 +163,8 @@ Result<RecipePlan> PlanRecipe(const Recipe& recipe, int tp, int dp) {
   plan.flops = UpdateFlops(recipe, layout);
   for (int rank = 0; rank < tp; ++rank) {
     RT_ASSIGN_OR_RETURN(const RankPlace place, RankPlace::Make(recipe.topology, tp, dp, rank));
-    plan.ranks.push_back(PlanRank(recipe, layout, place));
+    const ParameterMap map(layout, place.first_shard, place.shard_count);
+    plan.ranks.push_back(PlanRank(recipe, map, place));
   }
   plan.keyframe_bytes = kNumComponents * plan.parameters * 4;
   plan.journal_bytes =

@@ -14,6 +14,8 @@
 
 #include "core/recipe.h"
 #include "core/status.h"
+#include "replay/parameter_map.h"
+#include "replay/rank_place.h"
 
 namespace retrace {
 
@@ -28,9 +30,10 @@ struct RankPlan {
   int64_t activation_bytes = 0;
   int64_t staging_bytes = 0;  // of the recorder, on the first data-parallel copy
 
-  int64_t bytes() const {
-    return state_bytes + gradient_bytes + weight_copy_bytes + activation_bytes + staging_bytes;
+  int64_t update_bytes() const {  // without recording
+    return state_bytes + gradient_bytes + weight_copy_bytes + activation_bytes;
   }
+  int64_t bytes() const { return update_bytes() + staging_bytes; }
 };
 
 struct RecipePlan {
@@ -49,6 +52,9 @@ struct RecipePlan {
 // Measured on gradients of small models, byte-shuffled and compressed with zstd level 1; `retrace
 // bench store RUN` measures it on a run.
 inline constexpr double kJournalBytesPerParameter = 3.4;
+
+// One rank's part of it.
+RankPlan PlanRank(const Recipe& recipe, const ParameterMap& map, const RankPlace& place);
 
 // Errors: kUsage where tp does not divide the virtual shards, or dp the lanes.
 Result<RecipePlan> PlanRecipe(const Recipe& recipe, int tp, int dp);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+
 #include "replay/update.h"
 
 namespace retrace {
@@ -92,6 +94,11 @@ Result<State> Timeline::Seek(int64_t position, int first_shard, int shard_count)
 
 Result<StateAddress> ParseStateAddress(const std::string& text) {
   StateAddress address;
+  std::error_code ignored;
+  if (std::filesystem::is_directory(text, ignored)) {  // whose name may hold an @
+    address.run = text;
+    return address;
+  }
   std::string rest = text;
   const size_t at = rest.rfind('@');
   if (at == std::string::npos) {

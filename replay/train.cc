@@ -39,6 +39,31 @@ struct Before {
   std::string last_record = "{}";
 };
 
+// Seeks the newest state that can be rebuilt. Damage costs no more than the updates after it: they
+// are made again and have to have the ledger's digests. Not in a branch, whose updates may have
+// been made under interventions. -> its position. Collective.
+Result<int64_t> SeekNewest(Job& job, const RunReader& run, const TrainOptions& options) {
+  const Timeline timeline(run, job.layout(), job.engine());
+  const RunHistory& history = run.history();
+  Status newest;
+  for (int64_t k = timeline.LastReachable(history.last_position()); k >= 0;
+       k = timeline.LastReachable(k - 1)) {
+    const Status sought = job.Seek(run, k);
+    char damaged = sought.code() == StatusCode::kDamaged && !history.header.lineage ? 1 : 0;
+    if (!sought.ok()) RT_RETURN_IF_ERROR(job.comm().Broadcast(job.comm().World(), &damaged, 1));
+    if (!sought.ok() && !damaged) return sought;
+    if (newest.ok()) newest = sought;
+    if (!sought.ok()) continue;
+    if (!newest.ok() && job.is_rank0() && options.notice) {
+      options.notice(fmt::format("{}; going on from {}@{}, what follows is made again",
+                                 newest.message(), options.run_dir, k));
+    }
+    return k;
+  }
+  if (!newest.ok()) return newest;
+  return DamagedError(options.run_dir + ": no state is kept to resume from");
+}
+
 Result<Before> Begin(Job& job, const TrainOptions& options, Recorder& recorder) {
   Before before;
   if (options.resume) {
@@ -46,13 +71,11 @@ Result<Before> Begin(Job& job, const TrainOptions& options, Recorder& recorder) 
     RT_RETURN_IF_ERROR(AgreeOnStatus(job.comm(), run.status()));
     const RunHistory& history = run->history();
     if (history.last_position() >= 0) {
-      const Timeline timeline(*run, job.layout(), job.engine());
-      const int64_t from = timeline.LastReachable(history.last_position());
-      if (from < 0) return DamagedError(options.run_dir + ": no state is kept to resume from");
-      RT_RETURN_IF_ERROR(job.Seek(*run, from));
+      RT_ASSIGN_OR_RETURN(const int64_t from, SeekNewest(job, *run, options));
       before.last = history.last_position();
       before.kept.assign(before.last + 1, false);
-      for (int64_t k = history.first_position(); k <= before.last; ++k) {
+      // What is kept after `from` did not lead to a state: its files are written again.
+      for (int64_t k = history.first_position(); k <= from; ++k) {
         before.kept[k] = history.Find(k)->master.has_value();
       }
       before.last_record = history.Find(from)->record;

@@ -63,6 +63,7 @@ Status ParseArguments(const std::string& text, const std::string& whole, Interve
     names.push_back(parameter.name);
     if (!parameter.default_value.empty()) out->arguments[parameter.name] = parameter.default_value;
   }
+  std::set<std::string> given;
   const std::vector<std::string> parts = SplitArguments(text);
   for (size_t i = 0; i < parts.size(); ++i) {
     const size_t equals = parts[i].find('=');
@@ -79,6 +80,9 @@ Status ParseArguments(const std::string& text, const std::string& whole, Interve
     }
     if (value.empty()) {
       return UsageError("'" + whole + "': expected a value for '" + name + "'");
+    }
+    if (!given.insert(name).second) {
+      return UsageError("'" + whole + "': '" + name + "' is given twice");
     }
     out->arguments[name] = value;
   }

@@ -150,6 +150,26 @@ TEST_F(Train, ARankThatHangsEndsTheJobWithinTheTimeLimit) {
   EXPECT_EQ(whole_, StatesOf(run));
 }
 
+TEST_F(Train, ResumeGoesBackBeyondDamageAndMendsIt) {
+  const std::string run = *folder_ / "damaged";
+  ASSERT_EQ(0, RunProgram(With(TrainWords(run), {"--until", "15", "--tp", "2"})).code);
+  // Keyframes are 0, 4, 8 and 12: of what leads to 15, nothing before 8 and its journals is whole.
+  for (const auto& file : std::filesystem::directory_iterator(run + "/steps")) {
+    const std::string name = file.path().filename();
+    if (name.starts_with("000000012.")) std::filesystem::remove(file.path());
+    if (name.starts_with("000000011.") && name.find(".r0001.") != std::string::npos) {
+      std::filesystem::resize_file(file.path(), 1000);
+    }
+  }
+  EXPECT_EQ(3, RunProgram({"verify", run}).code);
+  const Finished resumed = RunProgram({"train", "--resume", run, "--tp", "2", "--threads", "1"});
+  EXPECT_EQ(0, resumed.code) << resumed.err;
+  EXPECT_NE(std::string::npos, resumed.err.find("going on from " + run + "@10")) << resumed.err;
+  EXPECT_EQ(whole_, StatesOf(run));
+  const Finished verified = RunProgram({"verify", run});
+  EXPECT_EQ(0, verified.code) << verified.out;
+}
+
 TEST_F(Train, ReplayFromEveryKeptStateIsIdenticalOnAnyRanks) {
   const std::string run = *folder_ / "whole";
   for (int first = 1; first <= 10; ++first) {

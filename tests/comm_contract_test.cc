@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -386,6 +387,53 @@ TEST_P(CommOfProcesses, KilledRankEndsTheJobAtOnce) {
                               {.time_limit_s = 1000});
     ExpectMentions(status, {fmt::format("rank {}", victim)});
   }
+}
+
+// What ranks see of each other while one of them is stopped.
+struct StoppedRank {
+  std::atomic<int> ended_calls;  // of the other ranks
+  std::atomic<bool> woken_in_vain;
+
+  // Stops this process until `others` calls have ended, or for a minute.
+  void Stop(int others) {
+    const pid_t stopped = getpid();
+    if (fork() == 0) {
+      for (int i = 0; i < 6000 && ended_calls < others; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      woken_in_vain = ended_calls < others;
+      kill(stopped, SIGCONT);
+      _exit(0);
+    }
+    raise(SIGSTOP);
+  }
+};
+
+// With Gloo rank 0 serves the store, which then accepts connections and never answers.
+TEST_P(CommOfProcesses, StoppedRankEndsTheCallsOfTheOthers) {
+  void* map =
+      mmap(nullptr, sizeof(StoppedRank), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(MAP_FAILED, map);
+  for (int victim : GetParam().victims) {
+    auto* shared = new (map) StoppedRank{};
+    const Status status = Run(3,
+                              [victim, shared](Comm& comm) -> Status {
+                                char data[3] = {};
+                                for (int i = 0; i < 1000000; ++i) {
+                                  if (comm.rank() == victim && i == 20) shared->Stop(2);
+                                  const Status called = comm.AllGather(comm.World(), data, data, 1);
+                                  if (called.ok()) continue;
+                                  if (comm.rank() != victim) ++shared->ended_calls;
+                                  return called;
+                                }
+                                return {};
+                              },
+                              {.time_limit_s = 0.5});
+    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(2, shared->ended_calls.load()) << "victim " << victim;
+    EXPECT_FALSE(shared->woken_in_vain.load()) << "victim " << victim;
+  }
+  munmap(map, sizeof(StoppedRank));
 }
 
 std::string WorldName(const testing::TestParamInfo<World>& info) { return info.param.name; }

@@ -111,6 +111,29 @@ TEST_F(Damage, ALineThatIsLostOrMovedIsFound) {
   With(ledger_, good, moved, [&] { ExpectDamaged(RunReader::Open(run_).status(), "line 2:"); });
 }
 
+// Under a right digest, so by someone who knows the format: depth costs stack.
+TEST_F(Damage, ARecordThatIsNestedTooDeeplyIsRefused) {
+  const std::string good = ReadFileText(ledger_);
+  const Digest previous = ReadLedger(FileOps(), ledger_).value().digests.back();
+  const auto with = [&](const std::string& value) {
+    StateLine line;
+    line.counters = StateAt(layout_, kLast + 1).counters;
+    line.record = "{\"x\":" + value + "}";
+    Digest digest;
+    const std::string text = LedgerLineText(line, previous, &digest).value();
+    Status status;
+    With(ledger_, good, good + text, [&] { status = RunReader::Open(run_).status(); });
+    return status;
+  };
+  const auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  for (const std::string& fine : {nested(60), "\"" + nested(1000) + "\\\"[" + "\""}) {
+    EXPECT_TRUE(with(fine).ok()) << with(fine).message();
+  }
+  const Status status = with(nested(70));
+  EXPECT_EQ(StatusCode::kDamaged, status.code());
+  EXPECT_NE(std::string::npos, status.message().find("nested too deeply")) << status.message();
+}
+
 TEST_F(Damage, OfAMasterIsFound) {
   const RunReader reader = RunReader::Open(run_).value();
   for (int64_t k = 0; k <= kLast; ++k) {

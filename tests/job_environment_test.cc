@@ -23,7 +23,8 @@ const Variables kTorchrun = {{"RANK", "3"},
                              {"MASTER_ADDR", "node7"},
                              {"MASTER_PORT", "29500"}};
 const Variables kSlurm = {{"SLURM_PROCID", "2"},
-                          {"SLURM_NTASKS", "4"},
+                          {"SLURM_NTASKS", "16"},
+                          {"SLURM_STEP_NUM_TASKS", "4"},
                           {"SLURM_LOCALID", "0"},
                           {"SLURM_JOB_NODELIST", "gpu[03-07,9],login"},
                           {"SLURM_JOB_ID", "31"}};
@@ -41,7 +42,9 @@ Variables Without(Variables variables, const std::string& name) {
 TEST(JobEnvironment, NoLauncherIsNoJob) {
   for (const Variables& variables :
        {Variables{}, Variables{{"RANK", ""}, {"WORLD_SIZE", ""}}, Variables{{"LOCAL_RANK", "1"}},
-        Variables{{"SLURM_JOB_ID", "5"}, {"SLURM_NTASKS", "4"}}}) {
+        Variables{{"SLURM_JOB_ID", "5"}, {"SLURM_NTASKS", "4"}},
+        // A batch script, before any srun.
+        Variables{{"SLURM_JOB_ID", "5"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}}) {
     const auto job = Job(variables);
     ASSERT_TRUE(job.ok()) << job.status().message();
     EXPECT_FALSE(job.value().has_value());
@@ -118,7 +121,7 @@ TEST(JobEnvironment, WrongVariablesAreNamed) {
       {With(kTorchrun, "LOCAL_RANK", "8"), "LOCAL_RANK=8"},
       {With(kTorchrun, "MASTER_PORT", "65536"), "MASTER_PORT=65536"},
       {With(kTorchrun, "MASTER_PORT", "99999999999999999999"), "MASTER_PORT"},
-      {Without(kSlurm, "SLURM_NTASKS"), "SLURM_NTASKS"},
+      {With(kSlurm, "SLURM_STEP_NUM_TASKS", "x"), "SLURM_STEP_NUM_TASKS"},
       {Without(kSlurm, "SLURM_JOB_NODELIST"), "MASTER_ADDR"},
       {With(kSlurm, "SLURM_PROCID", "4"), "SLURM_PROCID=4"},
       {With(kSlurm, "SLURM_JOB_NODELIST", "gpu[03"), "gpu[03"},

@@ -109,6 +109,17 @@ TEST(Layering, AWrongIncludeIsSeen) {
 }
 
 // Commands and interventions are named for their verb, whatever the layers below call theirs.
+// fmt::print throws where standard error is closed or full, which once ended trainings.
+TEST(Layering, CommandsWriteToStandardErrorThroughTheConsole) {
+  for (const std::string& path : SourceFiles("cmd")) {
+    if (path == "cmd/console.cc") continue;
+    std::ifstream in(fs::path(RETRACE_SOURCE_DIR) / path);
+    for (std::string line; std::getline(in, line);) {
+      EXPECT_EQ(std::string::npos, line.find("print(stderr")) << path << ": use SayError: " << line;
+    }
+  }
+}
+
 TEST(Layering, FileNamesAreUnique) {
   std::map<std::string, std::string> seen;
   for (const char* folder : {"core", "kernels", "formats", "replay"}) {

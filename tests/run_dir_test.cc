@@ -295,6 +295,36 @@ TEST_F(RunDir, ASecondWriterIsRefusedAndTheFirstGoesOn) {
   ExpectRun(1);
 }
 
+TEST_F(RunDir, ARunWithoutAStateIsReplaced) {
+  RunPlan first = SmallPlan(), second = SmallPlan();
+  second.recipe_text += "# another\n";
+  {
+    // Files of a step that was never committed, under the names that the next attempt will use.
+    SmallJob job = Start();
+    std::vector<RankFileInfo> files;
+    ASSERT_TRUE(job.Snapshot(0, &files).ok());
+    WriteFileText(run_ + "/steps/" + files[0].name, "other bytes");
+    ExpectError(StatusCode::kUsage, "process " + std::to_string(::getpid()),
+                RunWriter::Create(run_, layout_, second).status());  // it is being written
+  }
+  ASSERT_TRUE(RunWriter::Create(run_, layout_, second).ok());
+  EXPECT_EQ(second.recipe_text, RunReader::Open(run_).value().recipe_text());
+  ASSERT_TRUE(GoOn(run_).ok());
+  EXPECT_EQ(second.recipe_text, RunReader::Open(run_).value().recipe_text());
+  ExpectError(StatusCode::kUsage, "there is a run already",
+              RunWriter::Create(run_, layout_, first).status());
+}
+
+TEST_F(RunDir, ARunWhoseLedgerIsDamagedIsNotReplaced) {
+  { ASSERT_TRUE(RunWriter::Create(run_, layout_, SmallPlan()).ok()); }
+  std::string ledger = ReadFileText(run_ + "/" + kLedgerName);
+  ledger[ledger.size() / 2] ^= 1;
+  WriteFileText(run_ + "/" + kLedgerName, ledger);
+  ExpectError(StatusCode::kUsage, "there is a run already",
+              RunWriter::Create(run_, layout_, SmallPlan()).status());
+  EXPECT_EQ(ledger, ReadFileText(run_ + "/" + kLedgerName));
+}
+
 TEST_F(RunDir, ARunIsNotMadeTwice) {
   ASSERT_TRUE(GoOn(run_, 0).ok());
   ExpectError(StatusCode::kUsage, "there is a run already",

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -29,6 +32,32 @@ TEST(ThreadPool, EveryTaskRunsOnceUnderAWorkerOfThePool) {
       EXPECT_EQ(0, strangers.load());
     }
   }
+}
+
+// In a process of its own, whose memory is limited so that few of the threads can start.
+void RunUnderAMemoryLimit() {
+  long pages = 0;
+  std::FILE* statm = std::fopen("/proc/self/statm", "r");
+  if (statm == nullptr || std::fscanf(statm, "%ld", &pages) != 1) std::_Exit(3);
+  const rlim_t most = static_cast<rlim_t>(pages) * 4096 + (rlim_t{64} << 20);  // stacks: 8 MiB each
+  const rlimit limit = {most, most};
+  if (setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(3);
+  ThreadPool pool(500);
+  std::vector<std::atomic<int>> runs(10000);
+  for (int round = 0; round < 20; ++round) {
+    pool.Run(10000, [&](int64_t task, int) { runs[static_cast<size_t>(task)].fetch_add(1); });
+  }
+  for (const std::atomic<int>& count : runs) {
+    if (count.load() != 20) std::_Exit(4);
+  }
+  std::_Exit(0);
+}
+
+TEST(ThreadPoolDeathTest, FewerThreadsThanAskedForDoAllOfTheWork) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more address space than the limit leaves";
+#endif
+  EXPECT_EXIT(RunUnderAMemoryLimit(), testing::ExitedWithCode(0), "");
 }
 
 TEST(ThreadPool, NoWorkerRunsTwoTasksAtATime) {

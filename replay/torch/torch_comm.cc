@@ -12,6 +12,8 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Logging.h>
 #include <fmt/format.h>
+#include <netdb.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +21,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -45,6 +49,7 @@ constexpr char kReasonKey[] = "reason";
 constexpr char kLeftKey[] = "ranks that need the store no more";
 constexpr auto kPollPeriod = milliseconds(20);
 constexpr auto kReasonWait = milliseconds(500);  // for the one who gave up to have said why
+constexpr auto kStoreWait = milliseconds(2000);  // for any answer of the store
 constexpr auto kLingerMax = milliseconds(2000);  // for the others to read it from rank 0's store
 
 struct Frame {
@@ -73,16 +78,71 @@ std::string FirstLine(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
+// Runs fn in a thread, for at most `limit`; throws what fn throws. False: it has not come back.
+// c10d's calls on a store have no time limit of their own: one whose host is stopped or cut off
+// would hold them for ever. The thread is left behind then, so fn owns all that it uses.
+bool Within(milliseconds limit, std::function<void()> fn) {
+  auto promise = std::make_shared<std::promise<void>>();
+  std::future<void> done = promise->get_future();
+  std::thread([promise, fn = std::move(fn)]() mutable {
+    try {
+      fn();
+      fn = nullptr;  // before anybody goes on: it may hold the last reference
+      promise->set_value();
+    } catch (...) {
+      promise->set_exception(std::current_exception());
+    }
+  }).detach();
+  if (done.wait_for(limit) != std::future_status::ready) return false;
+  done.get();
+  return true;
+}
+
 bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
-std::shared_ptr<gloo::transport::Device> MakeDevice(const std::string& host) {
+// The address of this host that packets to `host` leave from; "": none. Nothing is sent.
+std::string SourceAddress(const std::string& host, int port) {
+  addrinfo hints = {}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return "";
+  std::string address;
+  for (const addrinfo* at = found; at != nullptr && address.empty(); at = at->ai_next) {
+    const int fd = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol);
+    if (fd < 0) continue;
+    sockaddr_storage source = {};
+    socklen_t length = sizeof source;
+    char text[NI_MAXHOST] = "";
+    if (connect(fd, at->ai_addr, at->ai_addrlen) == 0 &&
+        getsockname(fd, reinterpret_cast<sockaddr*>(&source), &length) == 0 &&
+        getnameinfo(reinterpret_cast<sockaddr*>(&source), length, text, sizeof text, nullptr, 0,
+                    NI_NUMERICHOST) == 0) {
+      address = text;
+    }
+    close(fd);
+  }
+  freeaddrinfo(found);
+  return address;
+}
+
+// By the way to rank 0. Gloo's default, the address of this host's name, is 127.0.1.1 wherever
+// /etc/hosts says so, as Debian's does: other hosts can not reach that. The same file may hide rank
+// 0's own address from it; then the way out decides.
+std::string AddressForOthers(const std::string& master, int port) {
+  const std::string address = SourceAddress(master, port);
+  constexpr char kSomewhere[] = "192.0.2.1";  // set aside for documentation (RFC 5737)
+  return IsLoopback(address) ? SourceAddress(kSomewhere, port) : address;
+}
+
+std::shared_ptr<gloo::transport::Device> MakeDevice(const std::string& host, int port) {
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   if (interface != nullptr && *interface != '\0') {
     return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
   }
   if (IsLoopback(host)) return c10d::ProcessGroupGloo::createDeviceForHostname(host);
+  const std::string address = AddressForOthers(host, port);
+  if (!address.empty()) return c10d::ProcessGroupGloo::createDeviceForHostname(address);
   return c10d::ProcessGroupGloo::createDefaultDevice();
 }
 
@@ -99,7 +159,7 @@ class TorchComm final : public Comm {
     store_ = c10::make_intrusive<c10d::PrefixStore>("retrace/" + request.attempt, tcp);
     auto group_options =
         c10d::ProcessGroupGloo::Options::create(Milliseconds(request.join_limit_s));
-    group_options->devices.push_back(MakeDevice(request.host));
+    group_options->devices.push_back(MakeDevice(request.host, request.port));
     group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store_, request.rank, request.size,
                                                          group_options);
     frames_out_.resize(request.size);
@@ -320,9 +380,11 @@ class TorchComm final : public Comm {
   void GiveUp(const std::string& reason) {
     failure_ = reason;
     try {
-      store_->compareSet(kReasonKey, std::vector<uint8_t>(),
-                         std::vector<uint8_t>(reason.begin(), reason.end()));
-      store_->add(kLeftKey, 1);
+      const std::vector<uint8_t> text(reason.begin(), reason.end());
+      Within(kStoreWait, [store = store_, text] {
+        store->compareSet(kReasonKey, std::vector<uint8_t>(), text);
+        store->add(kLeftKey, 1);
+      });
     } catch (const std::exception&) {
       // The store is gone with rank 0; the closing connections are all that is left to say.
     }
@@ -339,14 +401,18 @@ class TorchComm final : public Comm {
 
   // Polls: a blocking read that runs into its time limit makes c10d print warnings.
   std::optional<std::string> ReasonOfOthers() {
-    const Clock::time_point start = Clock::now();
+    auto reason = std::make_shared<std::optional<std::string>>();
     try {
-      while (!store_->check({kReasonKey})) {
-        if (Clock::now() - start > kReasonWait) return std::nullopt;
-        std::this_thread::sleep_for(kPollPeriod);
-      }
-      const std::vector<uint8_t> text = store_->get(kReasonKey);
-      return std::string(text.begin(), text.end());
+      const bool answered = Within(kReasonWait + kStoreWait, [store = store_, reason] {
+        const Clock::time_point start = Clock::now();
+        while (!store->check({kReasonKey})) {
+          if (Clock::now() - start > kReasonWait) return;
+          std::this_thread::sleep_for(kPollPeriod);
+        }
+        const std::vector<uint8_t> text = store->get(kReasonKey);
+        *reason = std::string(text.begin(), text.end());
+      });
+      return answered ? *reason : std::nullopt;
     } catch (const std::exception&) {
       return std::nullopt;
     }
@@ -375,8 +441,14 @@ class TorchComm final : public Comm {
 };
 
 Comm* MakeTorchComm(const TorchCommRequest& request, std::string* error) {
+  // The store and the group have the limit each, and keep to it where the store answers.
+  const milliseconds limit = 2 * Milliseconds(request.join_limit_s) + kStoreWait;
+  auto comm = std::make_shared<std::unique_ptr<TorchComm>>();
   try {
-    return new TorchComm(request);
+    if (Within(limit, [request, comm] { *comm = std::make_unique<TorchComm>(request); })) {
+      return comm->release();
+    }
+    *error = "the store of rank 0 accepts connections but does not answer";
   } catch (const std::exception& caught) {
     *error = FirstLine(caught);
   } catch (...) {

@@ -11,6 +11,7 @@
 
 #include "cmd/commands.h"
 #include "cmd/console.h"
+#include "cmd/damage_report.h"
 #include "cmd/job_flags.h"
 #include "cmd/replay_report.h"
 #include "cmd/text_table.h"
@@ -39,11 +40,6 @@ struct VerifyFlags {
 };
 
 Json JsonOf(const VerifyFlags& flags, const VerifyReport& report) {
-  Json damage = Json::array();
-  for (const Damage& one : report.damage) {
-    damage.push_back({{"message", one.message}, {"tensors", one.tensors}});
-    if (one.position >= 0) damage.back()["position"] = one.position;
-  }
   return {{"run", flags.run},
           {"fine", report.fine()},
           {"first_position", report.first_position},
@@ -52,20 +48,12 @@ Json JsonOf(const VerifyFlags& flags, const VerifyReport& report) {
           {"keyframes", report.keyframes},
           {"journals", report.journals},
           {"walked", report.walked},
-          {"damage", damage},
+          {"damage", Json::parse(DamageJson(report.damage))},
           {"remarks", report.remarks}};
 }
 
 std::string ReportText(const VerifyFlags& flags, const VerifyReport& report) {
-  std::string text;
-  for (const Damage& one : report.damage) {
-    text += Tinted(flags.output, Tint::kRed, "damaged") + "  " + one.message + "\n";
-    for (const std::string& tensor : one.tensors) text += "         tensor " + tensor + "\n";
-  }
-  for (const std::string& remark : report.remarks) {
-    if (flags.output.quiet) break;
-    text += Tinted(flags.output, Tint::kYellow, "note") + "     " + remark + "\n";
-  }
+  std::string text = DamageText(flags.output, report.damage, report.remarks);
   text += fmt::format("ledger    {} lines, positions {}..{}\n", report.ledger_lines,
                       report.first_position, report.last_position);
   text += fmt::format("keyframes {} as recorded\n", report.keyframes);

@@ -101,7 +101,7 @@ ChunkEncoder::~ChunkEncoder() = default;
 ChunkEncoder::ChunkEncoder(ChunkEncoder&&) noexcept = default;
 
 std::string_view ChunkEncoder::Encode(const float* in, size_t count, size_t chunk_elements,
-                                      std::vector<char>* out) {
+                                      std::vector<char>* out, int level) {
   RT_CHECK(count <= chunk_elements);
   if (count < chunk_elements) {
     context_->padded.assign(chunk_elements, 0.0f);
@@ -111,14 +111,14 @@ std::string_view ChunkEncoder::Encode(const float* in, size_t count, size_t chun
   context_->shuffled.resize(chunk_elements * sizeof(float));
   ShuffleBytes(in, chunk_elements, context_->shuffled.data());
   return Compress({reinterpret_cast<const char*>(context_->shuffled.data()),
-                   context_->shuffled.size()}, out);
+                   context_->shuffled.size()}, out, level);
 }
 
-std::string_view ChunkEncoder::Compress(std::string_view in, std::vector<char>* out) {
+std::string_view ChunkEncoder::Compress(std::string_view in, std::vector<char>* out, int level) {
   const size_t bound = ZSTD_compressBound(in.size());
   if (out->size() < bound) out->resize(bound);
   const size_t size = ZSTD_compressCCtx(context_->zstd, out->data(), out->size(), in.data(),
-                                        in.size(), kZstdLevel);
+                                        in.size(), level);
   RT_CHECK(!ZSTD_isError(size));  // the bound leaves no error but lack of memory
   return {out->data(), size};
 }

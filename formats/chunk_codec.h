@@ -26,9 +26,9 @@ class ChunkEncoder {
   // Encodes chunk_elements numbers: `count` from `in`, then zeros. -> the encoded bytes, which stay
   // in *out; out's memory is reused.
   std::string_view Encode(const float* in, size_t count, size_t chunk_elements,
-                          std::vector<char>* out);
+                          std::vector<char>* out, int level = kZstdLevel);
   // Plain zstd, for text.
-  std::string_view Compress(std::string_view in, std::vector<char>* out);
+  std::string_view Compress(std::string_view in, std::vector<char>* out, int level = kZstdLevel);
 
  private:
   struct Context;

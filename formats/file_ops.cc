@@ -12,6 +12,8 @@
 #include <cstring>
 #include <utility>
 
+#include "formats/parallel_work.h"
+
 namespace retrace {
 namespace {
 
@@ -134,6 +136,29 @@ Result<File> FileOps::OpenAppend(const std::string& path) const {
 }
 
 Result<Bytes> FileOps::Read(const std::string& path) const {
+  Bytes bytes;
+  RT_RETURN_IF_ERROR(ReadInto(path, 1, &bytes));
+  return bytes;
+}
+
+namespace {
+
+// Reads [first, first + size) of a file. -> how many bytes there were; -errno.
+ssize_t ReadPart(int fd, char* to, size_t first, size_t size) {
+  size_t done = 0;
+  while (done < size) {
+    const ssize_t n = ::pread(fd, to + done, size - done, static_cast<off_t>(first + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return -errno;
+    if (n == 0) break;  // it became shorter meanwhile
+    done += static_cast<size_t>(n);
+  }
+  return static_cast<ssize_t>(done);
+}
+
+}  // namespace
+
+Status FileOps::ReadInto(const std::string& path, int threads, Bytes* bytes) const {
   int fd = -1;
   int error = Ask(faults_, FileOp::kRead, path).error;
   if (error == 0) error = Try([&] { return fd = ::open(path.c_str(), O_RDONLY | kOpenFlags); });
@@ -143,20 +168,27 @@ Result<Bytes> FileOps::Read(const std::string& path) const {
   if (::fstat(fd, &info) < 0) return SystemError(path, "stat", errno);
   if (!S_ISREG(info.st_mode)) return DamagedError(path + ": expected a file, got something else");
 
-  Bytes bytes;
   const size_t size = static_cast<size_t>(info.st_size);
-  bytes.data.reset(static_cast<char*>(std::malloc(size + 1)));
-  if (bytes.data == nullptr) {
-    return FailedError(path + ": no memory for its " + std::to_string(size) + " bytes");
+  if (bytes->data == nullptr || bytes->capacity < size + 1) {
+    *bytes = Bytes();
+    bytes->data.reset(static_cast<char*>(std::malloc(size + 1)));
+    if (bytes->data == nullptr) {
+      return FailedError(path + ": no memory for its " + std::to_string(size) + " bytes");
+    }
+    bytes->capacity = size + 1;
   }
-  while (bytes.size < size) {
-    const ssize_t n = ::read(fd, bytes.data.get() + bytes.size, size - bytes.size);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return SystemError(path, "read", errno);
-    if (n == 0) break;  // it became shorter meanwhile
-    bytes.size += static_cast<size_t>(n);
+  constexpr size_t kPart = size_t{4} << 20;
+  std::vector<ssize_t> parts((size + kPart - 1) / kPart);
+  ParallelFor(parts.size(), threads, [&](int, size_t i) {
+    const size_t first = i * kPart;
+    parts[i] = ReadPart(fd, bytes->data.get() + first, first, std::min(kPart, size - first));
+  });
+  bytes->size = 0;
+  for (size_t i = 0; i < parts.size() && bytes->size == i * kPart; ++i) {
+    if (parts[i] < 0) return SystemError(path, "read", static_cast<int>(-parts[i]));
+    bytes->size += static_cast<size_t>(parts[i]);
   }
-  return bytes;
+  return {};
 }
 
 Result<std::vector<std::string>> FileOps::List(const std::string& dir) const {

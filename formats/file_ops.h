@@ -42,6 +42,7 @@ struct Bytes {
   };
   std::unique_ptr<char, Free> data;
   size_t size = 0;
+  size_t capacity = 0;  // of data, for who uses the memory again: fresh pages cost more than a copy
 
   std::string_view view() const { return {data.get(), size}; }
 };
@@ -76,6 +77,8 @@ class FileOps {
   Result<File> Create(const std::string& path) const;      // emptied where it exists
   Result<File> OpenAppend(const std::string& path) const;  // created where it does not exist
   Result<Bytes> Read(const std::string& path) const;
+  // The same into memory that is used again where it is large enough, by several threads.
+  Status ReadInto(const std::string& path, int threads, Bytes* bytes) const;
   Result<std::vector<std::string>> List(const std::string& dir) const;  // names, sorted
   // Renames without replacing. *existed: `to` was there already and nothing was done.
   Status Publish(const std::string& from, const std::string& to, bool* existed) const;

@@ -83,22 +83,36 @@ class Hdf5Lock {
 struct Memory {
   void* data = nullptr;
   bool lent = false;
+  size_t capacity = 0;
+  size_t used = 0;  // handed out so far
 };
+
+// Hands out at least `size` bytes. Those that are new are zeros, since HDF5 leaves gaps: equal content
+// gives equal bytes.
+void* Grow(Memory* memory, size_t size) {
+  if (size > memory->capacity) {
+    void* grown = std::realloc(memory->data, size);
+    if (grown == nullptr) return nullptr;
+    memory->data = grown;
+    memory->capacity = size;
+  }
+  if (size > memory->used) {
+    std::memset(static_cast<char*>(memory->data) + memory->used, 0, size - memory->used);
+    memory->used = size;
+  }
+  return memory->data;
+}
 
 void* ImageMalloc(size_t size, H5FD_file_image_op_t, void* udata) {
   Memory* memory = static_cast<Memory*>(udata);
-  if (!memory->lent) memory->data = std::malloc(size);
-  return memory->data;
+  return memory->lent ? memory->data : Grow(memory, size);
 }
 
 void* ImageCopy(void* to, const void*, size_t, H5FD_file_image_op_t, void*) { return to; }
 
 void* ImageRealloc(void*, size_t size, H5FD_file_image_op_t, void* udata) {
   Memory* memory = static_cast<Memory*>(udata);
-  if (memory->lent) return nullptr;
-  void* grown = std::realloc(memory->data, size);
-  if (grown != nullptr) memory->data = grown;
-  return grown;
+  return memory->lent ? nullptr : Grow(memory, size);
 }
 
 herr_t ImageFree(void*, H5FD_file_image_op_t, void*) { return 0; }  // it outlives the driver
@@ -161,8 +175,10 @@ Hdf5Builder::Hdf5Builder(std::unique_ptr<Open> open) : open_(std::move(open)) {}
 Hdf5Builder::Hdf5Builder(Hdf5Builder&&) noexcept = default;
 Hdf5Builder::~Hdf5Builder() = default;
 
-Result<Hdf5Builder> Hdf5Builder::Make(size_t increment_bytes) {
+Result<Hdf5Builder> Hdf5Builder::Make(size_t increment_bytes, Bytes memory) {
   auto open = std::make_unique<Open>();
+  open->memory.capacity = memory.data ? memory.capacity : 0;
+  open->memory.data = memory.data.release();
   {
     const Hdf5Lock lock;
     const Handle access = ImageAccess(increment_bytes, &open->memory);
@@ -267,6 +283,7 @@ Result<Bytes> Hdf5Builder::Finish() {
   if (!flushed || open_->memory.data == nullptr) return Hdf5Error("finish a file");
   Bytes bytes;
   bytes.data.reset(static_cast<char*>(std::exchange(open_->memory.data, nullptr)));
+  bytes.capacity = std::exchange(open_->memory.capacity, 0);
   bytes.size = EndOfFile(bytes.data.get());
   return bytes;
 }

@@ -31,8 +31,8 @@ struct VirtualPiece {
 
 class Hdf5Builder {
  public:
-  // increment_bytes: by how much the image grows at a time.
-  static Result<Hdf5Builder> Make(size_t increment_bytes);
+  // increment_bytes: by how much the image grows at a time. memory: used again, whatever it holds.
+  static Result<Hdf5Builder> Make(size_t increment_bytes, Bytes memory = Bytes());
   Hdf5Builder(Hdf5Builder&&) noexcept;
   ~Hdf5Builder();
 

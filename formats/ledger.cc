@@ -1,5 +1,6 @@
 #include "formats/ledger.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/version.h"
@@ -53,6 +54,10 @@ struct ToJson {
   }
   Json operator()(const RetireLine& line) const {
     return {{"kind", "retire"}, {"first", line.first}, {"last", line.last}};
+  }
+  Json operator()(const KeepLine& line) const {
+    return {{"kind", "keep"},     {"first", line.first},     {"last", line.last},
+            {"update", line.update}, {"trigger", line.trigger}, {"reason", line.reason}};
   }
 };
 
@@ -108,6 +113,10 @@ LedgerLine GetLine(const Json& json) {
   if (kind == "start" || kind == "update") return GetState(json, kind == "start");
   if (kind == "files") return FilesLine{json.at("k"), GetMaster(json.at("master"))};
   if (kind == "retire") return RetireLine{json.at("first"), json.at("last")};
+  if (kind == "keep") {
+    return KeepLine{json.at("first"), json.at("last"), json.at("update"), json.at("trigger"),
+                    json.at("reason")};
+  }
   throw std::runtime_error("a kind that this version does not know: " + kind);
 }
 
@@ -158,9 +167,39 @@ Result<LedgerLine> ParseLine(std::string_view text, const std::optional<Digest>&
   }
 }
 
+// Whether a block of `rest`, which begins at byte `offset` of the file, never reached the disk though
+// later ones did: zeros from the beginning of a line or block to the end of a block. JSON has no NUL
+// and a flipped bit makes none of a line's first '{', so no other damage looks like this.
+bool HasLostBlock(std::string_view rest, size_t offset) {
+  constexpr size_t kBlock = 512;  // the least that a disk writes at once
+  size_t end = 0;
+  for (size_t at; (at = rest.find('\0', end)) != std::string_view::npos;) {
+    end = std::min(rest.find_first_not_of('\0', at), rest.size());
+    const bool begins = at == 0 || rest[at - 1] == '\n' || (offset + at) % kBlock == 0;
+    if (begins && (offset + end) % kBlock == 0) return true;
+  }
+  return false;
+}
+
+// Whether all of `rest` may be what was not fsynced when the power went: at most as many lines as
+// RunWriter leaves unsynced, and one that was being synced; of them only the last names files.
+bool MayBeUnsynced(std::string_view rest) {
+  constexpr int kLinesMax = 65;
+  int lines = 0;
+  for (size_t at = 0; at < rest.size(); ++lines) {
+    const size_t end = std::min(rest.find('\n', at), rest.size());
+    const bool names_files = rest.substr(at, end - at).find("\"master\"") != std::string_view::npos;
+    if (names_files && end + 1 < rest.size()) return false;
+    at = end + 1;
+  }
+  return lines <= kLinesMax;
+}
+
 // Bytes at the end of `rest` (from the first line that is not whole) that a crash may have left: no
-// newline ends them, or the file was made longer before its bytes arrived, so it ends in zeros.
-bool IsTorn(std::string_view rest) {
+// newline ends them, or the file was made longer before its bytes arrived, so it ends in zeros or a
+// block of it is missing.
+bool IsTorn(std::string_view rest, size_t offset) {
+  if (HasLostBlock(rest, offset)) return MayBeUnsynced(rest);
   const size_t end = rest.find_last_not_of('\0');
   const bool zeros = end == std::string_view::npos || end + 1 < rest.size();
   if (zeros) return rest.substr(0, end + 1).find('\n') == std::string_view::npos;
@@ -189,7 +228,7 @@ Result<LedgerScan> ScanLedger(const FileOps& ops, const std::string& path) {
     const std::string place = Place(path, number);
     Digest digest;
     if (line.size() == rest.size() || !IsWhole(line, &digest)) {
-      if (IsTorn(rest)) {
+      if (IsTorn(rest, at)) {
         contents.torn_bytes = rest.size();
         break;
       }

@@ -81,7 +81,19 @@ struct RetireLine {
   int64_t first = 0, last = 0;
 };
 
-using LedgerLine = std::variant<OpenLine, AttemptLine, StateLine, FilesLine, RetireLine>;
+// "keep": positions first..last stay, whatever the recipe's policy says; last may lie ahead.
+struct KeepLine {
+  int64_t first = 0, last = 0;
+  int64_t update = 0;   // at which it was decided
+  std::string trigger;  // "loss", "norm", "update_rms", "non_finite", "file", "signal"; "densify"
+  std::string reason;   // a sentence
+
+  bool operator==(const KeepLine&) const = default;
+};
+inline constexpr char kDensifyTrigger[] = "densify";
+
+using LedgerLine =
+    std::variant<OpenLine, AttemptLine, StateLine, FilesLine, RetireLine, KeepLine>;
 
 struct LedgerContents {
   std::vector<LedgerLine> lines;

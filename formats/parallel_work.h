@@ -43,11 +43,20 @@ void ParallelFor(size_t count, int threads, const Work& work) {
   for (std::thread& helper : helpers) helper.join();
 }
 
-// make(worker, i, &item) on `threads` threads; use(i, item) on the calling thread, in the order of
-// i. At most 2 x threads items exist at a time and are reused, so memory is bounded. The first error
+// make(worker, i, &item) on `threads` threads (one: the calling thread alone); use(i, item) on the
+// calling thread, in the order of i. At most 2 x threads items exist at a time and are reused, so memory is bounded. The first error
 // of `use` ends the work and is returned.
 template <class Item, class Make, class Use>
 Status OrderedWork(size_t count, int threads, const Make& make, const Use& use) {
+  if (threads == 1) {  // what was made is still in the cache when it is used
+    Item item;
+    Status status;
+    for (size_t i = 0; i < count && status.ok(); ++i) {
+      make(0, i, &item);
+      status = use(i, item);
+    }
+    return status;
+  }
   struct Slot {
     Item item;
     bool made = false;

@@ -120,11 +120,13 @@ double RankWriter::Snapshot(int64_t position, const std::vector<SlabSource>& sla
 Result<RankFileInfo> RankWriter::Publish(int64_t position,
                                          const std::vector<SlabContents>& slabs) try {
   RT_RETURN_IF_ERROR(CheckAttempt());
-  RT_ASSIGN_OR_RETURN(const RankFile file,
-                      BuildRankFile(layout_, position, attempt_, rank_, slabs, threads_));
-  RT_RETURN_IF_ERROR(
-      PublishFile(ops_, run_dir_ + "/" + kStepsName, file.info.name, file.bytes.view()));
-  return file.info;
+  RT_ASSIGN_OR_RETURN(RankFile file, BuildRankFile(layout_, position, attempt_, rank_, slabs,
+                                                   threads_, kZstdLevel, std::move(spare_)));
+  const Status published =
+      PublishFile(ops_, run_dir_ + "/" + kStepsName, file.info.name, file.bytes.view());
+  spare_ = std::move(file.bytes);
+  RT_RETURN_IF_ERROR(published);
+  return std::move(file.info);
 } catch (...) {
   return CaughtError(run_dir_ + "/" + kStepsName + "/" + RankFileName(position, attempt_, rank_));
 }

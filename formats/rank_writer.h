@@ -69,6 +69,7 @@ class RankWriter {
   std::vector<std::unique_ptr<Staging>> staging_;
   std::vector<Staging*> free_;
   std::deque<std::future<Result<RankFileInfo>>> pending_;
+  Bytes spare_;       // the last finished file's memory; writer_'s
   JobThread writer_;  // last: its jobs use the members above
 };
 

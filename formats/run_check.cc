@@ -4,6 +4,8 @@
 #include <set>
 
 #include "core/check.h"
+#include "core/recipe_toml.h"
+#include "core/version.h"
 #include "formats/run_dir.h"
 #include "formats/step_file.h"
 
@@ -23,6 +25,7 @@ struct ApplyKept {
   }
   void operator()(const OpenLine&) const {}
   void operator()(const AttemptLine&) const {}
+  void operator()(const KeepLine&) const {}
 };
 
 // Keeps damage as a finding; anything else (a disk that does not read) remains an error.
@@ -87,19 +90,66 @@ Status RunCheck::ReadFrozen(const char* name, const Digest& digest,
   return {};
 }
 
-Status RunCheck::CheckStep(const Layout* layout, int64_t position, std::vector<Damage>* damage) {
+Status RunCheck::CheckStep(const Layout* layout, int64_t position, CheckDepth depth,
+                           std::vector<Damage>* damage) {
   const MasterRef& master = kept_.at(position);
   Result<StepIndex> index = ReadMaster(ops_, StepsDir(), master.name, master.size, master.digest);
   if (!index.ok()) return Note(index.status(), position, {}, damage);
+  const std::string remark = CompareWithLast(*index);
+  if (!remark.empty()) remarks_.push_back(remark);
   for (const RankFileInfo& info : index->files) {
     std::vector<Damage> found;
-    RT_RETURN_IF_ERROR(CheckFile(layout, info, &found));
+    if (depth == CheckDepth::kQuick) {
+      CheckSize(info, &found);
+    } else {
+      RT_RETURN_IF_ERROR(CheckFile(layout, info, &found));
+    }
     for (Damage& one : found) {
       one.position = position;
       damage->push_back(std::move(one));
     }
   }
   return {};
+}
+
+std::string RunCheck::CompareWithLast(const StepIndex& index) {
+  std::map<SlabKind, std::vector<Digest>> digests;
+  for (const RankFileInfo& file : index.files) {
+    for (const SlabInfo& slab : file.slabs) {
+      std::vector<Digest>& of_kind = digests[slab.id.kind];
+      of_kind.insert(of_kind.end(), slab.digests.begin(), slab.digests.end());
+    }
+  }
+  const bool neighbours = last_position_ == index.position - 1;
+  const auto repeated = [&](SlabKind kind) {
+    return neighbours && digests.contains(kind) && last_digests_.contains(kind) &&
+           digests[kind] == last_digests_[kind];
+  };
+  const std::string last = std::to_string(index.position - 1);
+  const std::string position = std::to_string(index.position);
+  std::string remark;
+  if (repeated(SlabKind::kG)) {
+    remark = "updates " + last + " and " + position +
+             " have the same gradient, bit for bit, in every tensor";
+  } else if (repeated(SlabKind::kP)) {
+    remark = "positions " + last + " and " + position +
+             " have the same parameters, bit for bit, in every tensor";
+  }
+  last_position_ = index.position;
+  last_digests_ = std::move(digests);
+  return remark;
+}
+
+void RunCheck::CheckSize(const RankFileInfo& info, std::vector<Damage>* damage) const {
+  const std::string path = StepsDir() + "/" + info.name;
+  const int64_t size = ops_.Size(path);
+  if (size == static_cast<int64_t>(info.size)) return;
+  damage->push_back({-1,
+                     size < 0 ? path + ": missing; expected a file of " +
+                                    std::to_string(info.size) + " bytes"
+                              : path + ": expected " + std::to_string(info.size) +
+                                    " bytes, got " + std::to_string(size),
+                     {}});
 }
 
 Status RunCheck::CheckFile(const Layout* layout, const RankFileInfo& info,
@@ -162,6 +212,56 @@ Result<std::vector<std::string>> RunCheck::Orphans() const {
     orphans.push_back(name);
   }
   return orphans;
+}
+
+std::optional<Layout> RunCheck::FindLayout(std::vector<Damage>* damage) const {
+  if (!recipe_text_ || !header_) return std::nullopt;
+  const Result<Recipe> recipe = ParseRecipe(*recipe_text_, dir_ + "/" + kRecipeName);
+  Status status = recipe.status();
+  if (recipe.ok()) {
+    Result<Layout> layout = Layout::Make(recipe->model, header_->virtual_shards);
+    if (layout.ok()) return std::move(layout).value();
+    status = layout.status();
+  }
+  damage->push_back({-1, status.message(), {}});
+  return std::nullopt;
+}
+
+Result<std::vector<std::string>> RunCheck::Remarks() const {
+  std::vector<std::string> remarks = remarks_;
+  RT_ASSIGN_OR_RETURN(const std::vector<std::string> orphans, Orphans());
+  for (const std::string& name : orphans) {
+    remarks.push_back(StepsDir() + "/" + name +
+                      ": belongs to no step; the next 'retrace train --resume " + dir_ +
+                      "' removes it");
+  }
+  if (torn_bytes_ > 0) {
+    remarks.push_back(dir_ + "/" + kLedgerName + ": ends in " + std::to_string(torn_bytes_) +
+                      " bytes of a line that was never finished; it is not part of the run");
+  }
+  if (header_ && header_->numerics != kNumericsId) {
+    remarks.push_back(dir_ + ": made under " + header_->numerics + ", this program is " +
+                      kNumericsId);
+  }
+  return remarks;
+}
+
+Result<FileReport> CheckRunFiles(const std::string& dir, CheckDepth depth, int threads,
+                                 const std::function<void(int64_t done, int64_t total)>& progress,
+                                 FileOps ops) {
+  RT_ASSIGN_OR_RETURN(RunCheck check, RunCheck::Open(dir, threads, ops));
+  FileReport report;
+  report.damage = check.damage();
+  report.ledger_lines = check.ledger_lines();
+  const std::optional<Layout> layout = check.FindLayout(&report.damage);
+  for (const auto& [position, master] : check.kept()) {
+    RT_RETURN_IF_ERROR(
+        check.CheckStep(layout ? &*layout : nullptr, position, depth, &report.damage));
+    ++report.steps;
+    if (progress) progress(report.steps, std::ssize(check.kept()));
+  }
+  RT_ASSIGN_OR_RETURN(report.remarks, check.Remarks());
+  return report;
 }
 
 }  // namespace retrace

@@ -1,5 +1,6 @@
 // RunCheck: are the bytes of a run as they were written? Looks past damage, so that all of it is
-// named. Used by replay/verify.h, which adds whether the states follow from one another.
+// named. Used by `retrace fsck` and `repair`, and by replay/verify.h, which adds whether the states
+// follow from one another.
 //
 // Reads and never writes; sees the run as it is when opened. A run that is being written meanwhile
 // may lose files to a retire line between two calls: verify a run that rests. Not thread-safe.
@@ -7,6 +8,7 @@
 #define RETRACE_FORMATS_RUN_CHECK_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -26,6 +28,9 @@ struct Damage {
   std::vector<std::string> tensors;  // all that are hit: "NAME#KIND (shard S)"
 };
 
+// Quick: the master whole, rank files by their sizes. Deep: all bytes and, with a layout, tensors.
+enum class CheckDepth { kQuick, kDeep };
+
 class RunCheck {
  public:
   // Reads the ledger and the frozen files. Errors: kUsage where `dir` holds no run; kUnsupported
@@ -42,9 +47,23 @@ class RunCheck {
   // The steps that keep files, as far as the ledger's good lines say.
   const std::map<int64_t, MasterRef>& kept() const { return kept_; }
 
-  // Reads the master and every rank file of a kept position, all of their bytes and, with a layout,
-  // every tensor. Adds what is wrong to *damage, nothing where all is well.
-  Status CheckStep(const Layout* layout, int64_t position, std::vector<Damage>* damage);
+  // Looks at the master and every rank file of a kept position. Adds what is wrong to *damage,
+  // nothing where all is well.
+  Status CheckStep(const Layout* layout, int64_t position, CheckDepth depth,
+                   std::vector<Damage>* damage);
+
+  // Remembers what a step's index says; positions in ascending order. -> a remark where all its
+  // gradients, or all its parameters, have the digests of the position before: two batches never
+  // give one gradient, and a writer that stored a step twice looks like this. "": nothing to say.
+  // CheckStep calls it by itself (Remarks()).
+  std::string CompareWithLast(const StepIndex& index);
+
+  // The run's layout, as the recipe says; where that is damaged, why (nullopt and a damage).
+  std::optional<Layout> FindLayout(std::vector<Damage>* damage) const;
+
+  // What is no damage but worth knowing: files that belong to no step, a torn line, another
+  // numerics id, and what CheckStep found.
+  Result<std::vector<std::string>> Remarks() const;
 
   // Names in steps/ that none of the masters of kept positions mentions. A master that can not be
   // read names nothing: its files are not orphans, those of its position are passed over.
@@ -57,6 +76,7 @@ class RunCheck {
   Status ReadLines();
   Status ReadFrozen(const char* name, const Digest& digest, std::optional<std::string>* text);
   Status CheckFile(const Layout* layout, const RankFileInfo& info, std::vector<Damage>* damage);
+  void CheckSize(const RankFileInfo& info, std::vector<Damage>* damage) const;
   Status CheckBytes(const std::string& path, const RankFileInfo& info, std::vector<Damage>* damage);
 
   std::string dir_;
@@ -68,7 +88,25 @@ class RunCheck {
   std::optional<std::string> recipe_text_;
   std::optional<OpenLine> header_;
   std::map<int64_t, MasterRef> kept_;
+  std::vector<std::string> remarks_;
+  int64_t last_position_ = -1;  // of CompareWithLast
+  std::map<SlabKind, std::vector<Digest>> last_digests_;
 };
+
+struct FileReport {
+  int64_t ledger_lines = 0;  // as written
+  int64_t steps = 0;         // that keep files
+  std::vector<Damage> damage;
+  std::vector<std::string> remarks;
+
+  bool fine() const { return damage.empty(); }
+};
+
+// The ledger, the frozen files and every step, as deep as asked for. `progress`: how many steps of how
+// many. Errors: those of RunCheck::Open.
+Result<FileReport> CheckRunFiles(const std::string& dir, CheckDepth depth, int threads,
+                                 const std::function<void(int64_t done, int64_t total)>& progress,
+                                 FileOps ops = FileOps());
 
 }  // namespace retrace
 

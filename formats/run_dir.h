@@ -55,6 +55,7 @@ struct RunHistory {
   Digest run;  // of the open line: names this run
   int64_t attempts = 0;
   std::vector<PositionEntry> positions;  // first_position, first_position + 1, ...
+  std::vector<KeepLine> keeps;
 
   // Errors: kDamaged with the line's number.
   static Result<RunHistory> From(const LedgerContents& ledger, const std::string& path);
@@ -66,6 +67,8 @@ struct RunHistory {
 
   // The last keyframe at or before `position` from which journals lead there without a gap.
   std::optional<int64_t> NearestKeyframe(int64_t position) const;
+  // Whether a "keep" line says that the position stays.
+  bool IsHeld(int64_t position) const;
   // Whether updates first..last all have journals.
   bool HasJournals(int64_t first, int64_t last) const;
 };
@@ -88,6 +91,9 @@ struct StepCommit {
   std::optional<OptimizerBlock> optimizer;  // exactly where journals (kG) are among the files
 };
 
+// Upkeep rearranges what is stored and computes nothing, so the run may be of another numerics id.
+enum class OpenFor { kGoingOn, kUpkeep };
+
 class RunWriter {
  public:
   // Makes the run and opens it. DIR may exist where no state was ever recorded in it (its first
@@ -99,7 +105,8 @@ class RunWriter {
   // that no line names. Errors: kUsage where another process writes it or there is no run;
   // kUnsupported where it was made under another numerics id; kDamaged.
   static Result<std::unique_ptr<RunWriter>> Open(const std::string& dir, const Layout& layout,
-                                                 FileOps ops = FileOps());
+                                                 FileOps ops = FileOps(),
+                                                 OpenFor purpose = OpenFor::kGoingOn);
   ~RunWriter();  // finishes commits, syncs the ledger, frees the lock
 
   int64_t attempt() const { return attempt_; }
@@ -121,19 +128,28 @@ class RunWriter {
 
   // Positions first..last keep no files: says so in the ledger, then removes them.
   Status Retire(int64_t first, int64_t last);
+  // Positions of the line stay: for Retire's callers to heed.
+  Status Hold(const KeepLine& line);
+  // The same two behind the caller's back, in order with CommitLater. Not done where a step before
+  // them failed: what is retired may be the only way back if its successor is not there.
+  void RetireLater(int64_t first, int64_t last);
+  void HoldLater(KeepLine line);
 
  private:
   RunWriter(const std::string& dir, const Layout& layout, FileOps ops, RunLock lock,
             LedgerWriter ledger, RunHistory history);
   static Result<std::unique_ptr<RunWriter>> OpenLocked(const std::string& dir,
                                                        const Layout& layout, FileOps ops,
-                                                       RunLock lock);
+                                                       RunLock lock, OpenFor purpose);
   Status Begin();
   Status CheckStep(const StepCommit& step) const;
   Status CheckFiles(const StepCommit& step) const;
   Result<MasterRef> PublishMaster(const StepCommit& step);
   Status CommitNext(const StepCommit& step, std::optional<MasterRef> master);
   Status CommitAgain(const StepCommit& step, std::optional<MasterRef> master);
+  Status RetireNow(int64_t first, int64_t last);
+  Status HoldNow(const KeepLine& line);
+  void Later(std::function<Status()> work);
   Status RemoveUnnamed();
   Status RemoveIf(const std::function<bool(const StepFileName&)>& unwanted);
 
@@ -157,6 +173,16 @@ struct Journal {
   OptimizerBlock optimizer;
   Counters counters;  // of RUN@k
   RuleMemory memory;  // of RUN@k
+  Bytes scratch;      // the last file read: a Journal that is read into again uses its memory again
+};
+
+// All that a step keeps.
+struct StepContents {
+  StepIndex index;
+  std::vector<SlabId> slabs;               // in the order of the files
+  std::vector<std::vector<float>> values;  // of each
+
+  std::vector<SlabContents> views() const;
 };
 
 // Reads; never writes. Sees the run as it was when opened; open again to see more. Thread-safe.
@@ -184,6 +210,11 @@ class RunReader {
                                           State* state) const;
   // All that is kept of a step besides slabs.
   Result<StepIndex> ReadIndex(int64_t position) const;
+  // All of it, verified as by the functions above.
+  Result<StepContents> ReadStep(const Layout& layout, int64_t position) const;
+
+  // From here on as if the position kept no files: for repair, which goes around damage.
+  void Forget(int64_t position);
 
  private:
   RunReader(std::string dir, int threads, FileOps ops)
@@ -192,7 +223,8 @@ class RunReader {
   Result<StepIndex> ReadIndexWith(int64_t position, bool has, const char* what) const;
   // Reads the slabs whose target is not null.
   Status ReadSlabs(const Layout& layout, const StepIndex& index,
-                   const std::function<float*(const SlabId&)>& target) const;
+                   const std::function<float*(const SlabId&)>& target,
+                   Bytes* scratch = nullptr) const;
 
   std::string dir_;
   int threads_;

@@ -43,6 +43,10 @@ struct Apply {
     }
     return "";
   }
+  std::string operator()(const KeepLine& line) const {
+    history->keeps.push_back(line);
+    return "";
+  }
 };
 
 }  // namespace
@@ -65,6 +69,12 @@ Result<RunHistory> RunHistory::From(const LedgerContents& ledger, const std::str
     }
   }
   return history;
+}
+
+bool RunHistory::IsHeld(int64_t position) const {
+  return std::any_of(keeps.begin(), keeps.end(), [position](const KeepLine& line) {
+    return position >= line.first && position <= line.last;
+  });
 }
 
 PositionEntry* RunHistory::Find(int64_t position) {

@@ -113,7 +113,8 @@ Result<StepIndex> RunReader::ReadIndexWith(int64_t position, bool has, const cha
 }
 
 Status RunReader::ReadSlabs(const Layout& layout, const StepIndex& index,
-                            const std::function<float*(const SlabId&)>& target) const {
+                            const std::function<float*(const SlabId&)>& target,
+                            Bytes* scratch) const {
   for (const RankFileInfo& file : index.files) {
     std::vector<SlabTarget> targets;
     for (const SlabInfo& slab : file.slabs) {
@@ -124,9 +125,36 @@ Status RunReader::ReadSlabs(const Layout& layout, const StepIndex& index,
     }
     if (targets.empty()) continue;
     RT_RETURN_IF_ERROR(
-        ReadRankFile(ops_, dir_ + "/" + kStepsName, file, layout, targets, threads_));
+        ReadRankFile(ops_, dir_ + "/" + kStepsName, file, layout, targets, threads_, nullptr,
+                     scratch));
   }
   return {};
+}
+
+Result<StepContents> RunReader::ReadStep(const Layout& layout, int64_t position) const {
+  RT_RETURN_IF_ERROR(CheckLayout(layout));
+  StepContents step;
+  RT_ASSIGN_OR_RETURN(step.index, ReadIndex(position));
+  RT_RETURN_IF_ERROR(ReadSlabs(layout, step.index, [&](const SlabId& id) -> float* {
+    step.slabs.push_back(id);
+    return step.values.emplace_back(SlabNumel(layout, id)).data();
+  }));
+  const PositionEntry& entry = *history_.Find(position);
+  if (!entry.HasKeyframe()) return step;
+  RT_ASSIGN_OR_RETURN(const Digest digest, IndexedDigest(layout, step.index));
+  if (digest == entry.digest) return step;
+  return DamagedError(dir_ + "@" + std::to_string(position) + ": the ledger has the digest " +
+                      entry.digest.Hex() + ", its keyframe has " + digest.Hex());
+}
+
+std::vector<SlabContents> StepContents::views() const {
+  std::vector<SlabContents> views;
+  for (size_t i = 0; i < slabs.size(); ++i) views.push_back({slabs[i], values[i].data()});
+  return views;
+}
+
+void RunReader::Forget(int64_t position) {
+  if (PositionEntry* entry = history_.Find(position)) entry->master.reset();
 }
 
 Status RunReader::ReadKeyframe(const Layout& layout, int64_t position, int first_shard,
@@ -176,7 +204,7 @@ Status RunReader::ReadJournal(const Layout& layout, int64_t position, int first_
     ++found;
     journal->gradients[i].resize(layout.slab_numel(id.shard));
     return journal->gradients[i].data();
-  }));
+  }, &journal->scratch));
   if (found == shard_count) return {};
   return DamagedError(dir_ + "@" + std::to_string(position) + ": expected gradients of " +
                       std::to_string(shard_count) + " shards, got " + std::to_string(found));

@@ -66,8 +66,9 @@ bool NothingRecorded(const FileOps& ops, const std::string& ledger_path) {
          });
 }
 
-Status CheckHeader(const OpenLine& header, const Layout& layout, const std::string& dir) {
-  if (header.numerics != kNumericsId) {
+Status CheckHeader(const OpenLine& header, const Layout& layout, const std::string& dir,
+                   OpenFor purpose) {
+  if (header.numerics != kNumericsId && purpose == OpenFor::kGoingOn) {
     return UnsupportedError(dir + ": made under " + header.numerics + ", this program computes " +
                             kNumericsId + "; going on would mix the two. Branch from it instead");
   }
@@ -103,26 +104,26 @@ Result<std::unique_ptr<RunWriter>> RunWriter::Create(const std::string& dir, con
     RT_RETURN_IF_ERROR(ops.SyncDir(dir));
   }
   RT_RETURN_IF_ERROR(WriteNewRun(ops, dir, layout, plan));
-  return OpenLocked(dir, layout, ops, std::move(lock));  // never free in between: the run is ours
+  return OpenLocked(dir, layout, ops, std::move(lock), OpenFor::kGoingOn);  // never free in between: the run is ours
 }
 
 Result<std::unique_ptr<RunWriter>> RunWriter::Open(const std::string& dir, const Layout& layout,
-                                                   FileOps ops) {
+                                                   FileOps ops, OpenFor purpose) {
   const std::string ledger_path = dir + "/" + kLedgerName;
   if (!ops.Exists(ledger_path)) {
     return UsageError(dir + ": expected a run directory, but it has no " + kLedgerName);
   }
   RT_ASSIGN_OR_RETURN(RunLock lock, RunLock::Take(ops, dir + "/" + kLockName));
-  return OpenLocked(dir, layout, ops, std::move(lock));
+  return OpenLocked(dir, layout, ops, std::move(lock), purpose);
 }
 
 Result<std::unique_ptr<RunWriter>> RunWriter::OpenLocked(const std::string& dir,
                                                          const Layout& layout, FileOps ops,
-                                                         RunLock lock) {
+                                                         RunLock lock, OpenFor purpose) {
   const std::string ledger_path = dir + "/" + kLedgerName;
   RT_ASSIGN_OR_RETURN(const LedgerContents contents, ReadLedger(ops, ledger_path));
   RT_ASSIGN_OR_RETURN(RunHistory history, RunHistory::From(contents, ledger_path));
-  RT_RETURN_IF_ERROR(CheckHeader(history.header, layout, dir));
+  RT_RETURN_IF_ERROR(CheckHeader(history.header, layout, dir, purpose));
   RT_ASSIGN_OR_RETURN(LedgerWriter ledger, LedgerWriter::Open(ops, ledger_path, contents));
   std::unique_ptr<RunWriter> writer(new RunWriter(dir, layout, ops, std::move(lock),
                                                   std::move(ledger), std::move(history)));
@@ -355,6 +356,22 @@ Status RunWriter::CommitAgain(const StepCommit& step, std::optional<MasterRef> m
 
 Status RunWriter::Retire(int64_t first, int64_t last) {
   RT_RETURN_IF_ERROR(Drain());
+  return RetireNow(first, last);
+}
+
+Status RunWriter::Hold(const KeepLine& line) {
+  RT_RETURN_IF_ERROR(Drain());
+  return HoldNow(line);
+}
+
+Status RunWriter::HoldNow(const KeepLine& line) {
+  const std::lock_guard lock(mutex_);
+  RT_RETURN_IF_ERROR(ledger_.Append(line, /*sync=*/true));
+  history_.keeps.push_back(line);
+  return {};
+}
+
+Status RunWriter::RetireNow(int64_t first, int64_t last) {
   const std::lock_guard lock(mutex_);
   std::set<std::string> masters;
   for (int64_t k = first; k <= last && k <= history_.last_position(); ++k) {
@@ -373,15 +390,27 @@ Status RunWriter::Retire(int64_t first, int64_t last) {
 
 // ---- behind the caller's back ----
 
-void RunWriter::CommitLater(StepCommit step) {
-  committer_.Post([this, step = std::make_shared<StepCommit>(std::move(step))] {
+void RunWriter::Later(std::function<Status()> work) {
+  committer_.Post([this, work = std::move(work)] {
     if (!later_error_.ok()) return;
     try {
-      later_error_ = CommitStep(*step);
+      later_error_ = work();
     } catch (...) {
-      later_error_ = CaughtError(dir_ + "@" + std::to_string(step->counters.position));
+      later_error_ = CaughtError(dir_);
     }
   });
+}
+
+void RunWriter::CommitLater(StepCommit step) {
+  Later([this, step = std::make_shared<StepCommit>(std::move(step))] { return CommitStep(*step); });
+}
+
+void RunWriter::RetireLater(int64_t first, int64_t last) {
+  Later([this, first, last] { return RetireNow(first, last); });
+}
+
+void RunWriter::HoldLater(KeepLine line) {
+  Later([this, line = std::move(line)] { return HoldNow(line); });
 }
 
 Status RunWriter::Drain() {

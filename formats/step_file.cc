@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <cstring>
 #include <set>
+#include <utility>
 
 #include "core/digest.h"
-#include "formats/chunk_codec.h"
 #include "formats/hdf5_image.h"
 #include "formats/parallel_work.h"
 
@@ -33,12 +33,11 @@ bool TakeNumber(std::string_view prefix, std::string_view* text, int64_t* number
   return true;
 }
 
-// One unit of work on a slab: the digest of a piece, or a chunk to encode or decode.
+// A piece or a chunk of a slab.
 struct SlabJob {
   size_t slab = 0;
-  bool digest = false;
-  size_t index = 0;          // of the piece within the slab, or of the chunk
-  int64_t first = 0;         // element
+  size_t index = 0;   // of the piece within the slab, or of the chunk
+  int64_t first = 0;  // element
   int64_t count = 0;
 };
 
@@ -57,7 +56,7 @@ void AddDigestJobs(const Layout& layout, size_t slab, const SlabId& id,
   size_t index = 0;
   for (int piece : SlabPieces(layout, id)) {
     const int64_t count = layout.pieces(id.shard)[piece].numel();
-    jobs->push_back({slab, true, index++, first, count});
+    jobs->push_back({slab, index++, first, count});
     first += count;
   }
 }
@@ -67,14 +66,8 @@ void AddChunkJobs(const Layout& layout, size_t slab, const SlabId& id,
   const int64_t numel = SlabNumel(layout, id);
   for (size_t i = 0; i < ChunkCount(numel); ++i) {
     const int64_t first = static_cast<int64_t>(i) * ChunkElements(numel);
-    jobs->push_back({slab, false, i, first, std::min(ChunkElements(numel), numel - first)});
+    jobs->push_back({slab, i, first, std::min(ChunkElements(numel), numel - first)});
   }
-}
-
-size_t TotalBytes(const Layout& layout, const std::vector<SlabContents>& slabs) {
-  size_t bytes = 0;
-  for (const SlabContents& slab : slabs) bytes += SlabNumel(layout, slab.id) * sizeof(float);
-  return bytes;
 }
 
 Status AddIndex(std::string_view text, Hdf5Builder* builder) {
@@ -96,38 +89,58 @@ Status AddRankHeader(const Layout& layout, const RankFileInfo& info, Hdf5Builder
   return AddIndex(RankFileIndexText(layout, info.position, info.attempt, info.rank, ids), builder);
 }
 
+// A chunk to encode or decode, and the pieces that begin in it, to digest while it is in the cache.
+struct ChunkJob {
+  size_t slab = 0, chunk = 0;
+  int64_t first = 0, count = 0;  // elements
+  std::vector<std::pair<int64_t, int64_t>> pieces;  // first element, elements
+};
+
+std::vector<ChunkJob> ChunkJobs(const Layout& layout, const std::vector<SlabContents>& slabs) {
+  std::vector<ChunkJob> jobs;
+  for (size_t s = 0; s < slabs.size(); ++s) {
+    std::vector<SlabJob> chunks, pieces;
+    AddChunkJobs(layout, s, slabs[s].id, &chunks);
+    AddDigestJobs(layout, s, slabs[s].id, &pieces);
+    size_t next = 0;
+    for (const SlabJob& chunk : chunks) {
+      ChunkJob job{s, chunk.index, chunk.first, chunk.count, {}};
+      while (next < pieces.size() && pieces[next].first < chunk.first + chunk.count) {
+        job.pieces.emplace_back(pieces[next].first, pieces[next].count);
+        ++next;
+      }
+      jobs.push_back(std::move(job));
+    }
+  }
+  return jobs;
+}
+
 struct EncodedChunk {
   std::vector<char> memory;
   std::string_view bytes;
-  Digest digest;
+  std::vector<Digest> digests;
 };
 
 Status FillRankFile(const Layout& layout, const std::vector<SlabContents>& slabs, int threads,
-                    Hdf5Builder* builder, RankFileInfo* info) {
-  std::vector<SlabJob> jobs;
-  for (size_t s = 0; s < slabs.size(); ++s) {
-    AddDigestJobs(layout, s, slabs[s].id, &jobs);
-    AddChunkJobs(layout, s, slabs[s].id, &jobs);
-  }
+                    int level, Hdf5Builder* builder, RankFileInfo* info) {
+  const std::vector<ChunkJob> jobs = ChunkJobs(layout, slabs);
   std::vector<ChunkEncoder> encoders(threads);
   const auto make = [&](int worker, size_t i, EncodedChunk* chunk) {
-    const SlabJob& job = jobs[i];
-    const float* values = slabs[job.slab].values + job.first;
-    if (job.digest) {
-      chunk->digest = TensorDigest(values, job.count * sizeof(float));
-    } else {
-      const int64_t chunk_elements = ChunkElements(SlabNumel(layout, slabs[job.slab].id));
-      chunk->bytes = encoders[worker].Encode(values, job.count, chunk_elements, &chunk->memory);
+    const ChunkJob& job = jobs[i];
+    const float* values = slabs[job.slab].values;
+    chunk->digests.clear();
+    for (const auto& [first, count] : job.pieces) {
+      chunk->digests.push_back(TensorDigest(values + first, count * sizeof(float)));
     }
+    const int64_t chunk_elements = ChunkElements(SlabNumel(layout, slabs[job.slab].id));
+    chunk->bytes = encoders[worker].Encode(values + job.first, job.count, chunk_elements,
+                                           &chunk->memory, level);
   };
   const auto use = [&](size_t i, const EncodedChunk& chunk) -> Status {
-    const SlabJob& job = jobs[i];
+    const ChunkJob& job = jobs[i];
     SlabInfo& slab = info->slabs[job.slab];
-    if (job.digest) {
-      slab.digests.push_back(chunk.digest);
-      return {};
-    }
-    if (job.index == 0) {
+    slab.digests.insert(slab.digests.end(), chunk.digests.begin(), chunk.digests.end());
+    if (job.chunk == 0) {
       const int64_t numel = SlabNumel(layout, slab.id);
       RT_RETURN_IF_ERROR(
           builder->AddFloats(slab.id.DatasetPath(), numel, ChunkElements(numel)));
@@ -165,18 +178,18 @@ bool ParseStepFileName(std::string_view name, StepFileName* parsed) {
 }
 
 Result<RankFile> BuildRankFile(const Layout& layout, int64_t position, int64_t attempt, int rank,
-                               const std::vector<SlabContents>& slabs, int threads) {
+                               const std::vector<SlabContents>& slabs, int threads, int level,
+                               Bytes spare) {
+  constexpr size_t kIncrement = size_t{1} << 20;  // what is cleared is still in the cache when filled
   RankFile file;
   file.info.position = position;
   file.info.attempt = attempt;
   file.info.rank = rank;
   file.info.name = RankFileName(position, attempt, rank);
   for (const SlabContents& slab : slabs) file.info.slabs.push_back({slab.id, {}, {}});
-  const size_t increment =
-      std::clamp(TotalBytes(layout, slabs) / 8, size_t{1} << 16, size_t{1} << 26);
-  RT_ASSIGN_OR_RETURN(Hdf5Builder builder, Hdf5Builder::Make(increment));
+  RT_ASSIGN_OR_RETURN(Hdf5Builder builder, Hdf5Builder::Make(kIncrement, std::move(spare)));
   RT_RETURN_IF_ERROR(AddRankHeader(layout, file.info, &builder));
-  RT_RETURN_IF_ERROR(FillRankFile(layout, slabs, threads, &builder, &file.info));
+  RT_RETURN_IF_ERROR(FillRankFile(layout, slabs, threads, level, &builder, &file.info));
   RT_ASSIGN_OR_RETURN(file.bytes, builder.Finish());
   file.info.size = file.bytes.size;
   file.info.digest = DigestOf(file.bytes.view());
@@ -185,24 +198,26 @@ Result<RankFile> BuildRankFile(const Layout& layout, int64_t position, int64_t a
 
 namespace {
 
-Result<Bytes> ReadSized(const FileOps& ops, const std::string& path, uint64_t size) {
+Status ReadSized(const FileOps& ops, const std::string& path, uint64_t size, int threads,
+                 Bytes* bytes) {
   if (!ops.Exists(path)) {
     return DamagedError(path + ": missing; expected a file of " + std::to_string(size) +
                         " bytes. Restore it, or rebuild the step from its neighbours");
   }
-  RT_ASSIGN_OR_RETURN(Bytes bytes, ops.Read(path));
-  if (bytes.size != size) {
+  RT_RETURN_IF_ERROR(ops.ReadInto(path, threads, bytes));
+  if (bytes->size != size) {
     return DamagedError(path + ": expected " + std::to_string(size) + " bytes, got " +
-                        std::to_string(bytes.size));
+                        std::to_string(bytes->size));
   }
-  return bytes;
+  return {};
 }
 
 Status DigestError(const std::string& path, const Digest& expected, const Digest& got) {
   return DamagedError(path + ": expected the digest " + expected.Hex() + ", got " + got.Hex());
 }
 
-// Decodes the targets' chunks and digests their pieces. -> a text for each damaged piece.
+// Decodes the targets' chunks and digests their pieces, and the file beside them. A piece that lies in
+// one chunk is digested while it is in the cache.
 class SlabDecoder {
  public:
   SlabDecoder(const Layout& layout, std::string_view bytes, std::vector<const SlabInfo*> infos,
@@ -210,27 +225,57 @@ class SlabDecoder {
       : layout_(layout), bytes_(bytes), infos_(std::move(infos)), targets_(targets),
         threads_(threads) {}
 
-  std::vector<std::string> Run() {
-    std::vector<SlabJob> chunks, pieces;
+  // -> a text for each damaged piece, and the digest of all bytes.
+  std::pair<std::vector<std::string>, Digest> Run() {
+    std::vector<SlabContents> slabs;
+    for (const SlabTarget& target : targets_) slabs.push_back({target.id, target.values});
+    const std::vector<ChunkJob> chunks = ChunkJobs(layout_, slabs);
+    std::vector<size_t> first_piece;  // of each chunk's pieces among all
+    std::vector<SlabJob> pieces;
     for (size_t t = 0; t < targets_.size(); ++t) {
-      AddChunkJobs(layout_, t, targets_[t].id, &chunks);
       AddDigestJobs(layout_, t, targets_[t].id, &pieces);
     }
+    for (size_t next = 0; const ChunkJob& chunk : chunks) {
+      first_piece.push_back(next);
+      next += chunk.pieces.size();
+    }
     std::vector<ChunkDecoder> decoders(threads_);
-    ParallelFor(chunks.size(), threads_,
-                [&](int worker, size_t i) { Decode(chunks[i], &decoders[worker]); });
     std::vector<std::string> damage(pieces.size());
-    ParallelFor(pieces.size(), threads_,
-                [&](int, size_t i) { damage[i] = Verify(pieces[i]); });
+    std::vector<size_t> later;  // pieces of several chunks
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      for (size_t p = 0; p < chunks[c].pieces.size(); ++p) {
+        if (!IsWithin(chunks[c], p)) later.push_back(first_piece[c] + p);
+      }
+    }
+    Digest digest;
+    ParallelFor(chunks.size() + 1, threads_, [&](int worker, size_t i) {
+      if (i == 0) {
+        digest = DigestOf(bytes_);
+        return;
+      }
+      const ChunkJob& chunk = chunks[i - 1];
+      Decode(chunk, &decoders[worker]);
+      for (size_t p = 0; p < chunk.pieces.size(); ++p) {
+        const size_t piece = first_piece[i - 1] + p;
+        if (IsWithin(chunk, p)) damage[piece] = Verify(pieces[piece]);
+      }
+    });
+    ParallelFor(later.size(), threads_,
+                [&](int, size_t i) { damage[later[i]] = Verify(pieces[later[i]]); });
     std::erase(damage, "");
-    return damage;
+    return {std::move(damage), digest};
   }
 
  private:
+  static bool IsWithin(const ChunkJob& chunk, size_t piece) {
+    const auto& [first, count] = chunk.pieces[piece];
+    return first + count <= chunk.first + chunk.count;
+  }
+
   // A chunk that can not be decoded becomes zeros, which no digest will accept silently: the digest
   // of zeros is that of the piece only where it was zeros.
-  void Decode(const SlabJob& job, ChunkDecoder* decoder) {
-    const ChunkPlace& place = infos_[job.slab]->chunks[job.index];
+  void Decode(const ChunkJob& job, ChunkDecoder* decoder) {
+    const ChunkPlace& place = infos_[job.slab]->chunks[job.chunk];
     float* out = targets_[job.slab].values + job.first;
     const int64_t chunk_elements = ChunkElements(SlabNumel(layout_, targets_[job.slab].id));
     const bool inside = place.offset <= bytes_.size() && place.size <= bytes_.size() - place.offset;
@@ -292,12 +337,13 @@ std::string ListDamage(const std::vector<std::string>& damage) {
 
 Status ReadRankFile(const FileOps& ops, const std::string& dir, const RankFileInfo& info,
                     const Layout& layout, const std::vector<SlabTarget>& targets, int threads,
-                    std::vector<std::string>* damaged_tensors) {
+                    std::vector<std::string>* damaged_tensors, Bytes* scratch) {
   const std::string path = dir + "/" + info.name;
   RT_ASSIGN_OR_RETURN(auto infos, FindSlabs(path, info, layout, targets));
-  RT_ASSIGN_OR_RETURN(const Bytes bytes, ReadSized(ops, path, info.size));
-  const Digest digest = DigestOf(bytes.view());
-  const std::vector<std::string> damage =
+  Bytes own;
+  Bytes& bytes = scratch != nullptr ? *scratch : own;
+  RT_RETURN_IF_ERROR(ReadSized(ops, path, info.size, threads, &bytes));
+  const auto [damage, digest] =
       SlabDecoder(layout, bytes.view(), std::move(infos), targets, threads).Run();
   if (damaged_tensors) *damaged_tensors = damage;
   if (digest != info.digest) {
@@ -364,7 +410,8 @@ Result<Bytes> BuildMaster(const Layout& layout, const StepIndex& index) {
 Result<StepIndex> ReadMaster(const FileOps& ops, const std::string& dir, const std::string& name,
                              uint64_t size, const Digest& digest) {
   const std::string path = dir + "/" + name;
-  RT_ASSIGN_OR_RETURN(const Bytes bytes, ReadSized(ops, path, size));
+  Bytes bytes;
+  RT_RETURN_IF_ERROR(ReadSized(ops, path, size, 1, &bytes));
   const Digest got = DigestOf(bytes.view());
   if (got != digest) return DigestError(path, digest, got);
   RT_ASSIGN_OR_RETURN(const std::string text, ReadHdf5Text(bytes.view(), kIndexPath, path));

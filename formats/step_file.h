@@ -13,6 +13,7 @@
 
 #include "core/layout.h"
 #include "core/status.h"
+#include "formats/chunk_codec.h"
 #include "formats/file_ops.h"
 #include "formats/step_index.h"
 
@@ -42,9 +43,11 @@ struct RankFile {
 };
 
 // Compresses and digests on `threads` threads. Equal arguments (threads apart) give equal bytes.
-// Memory: the finished file, and a few chunks a thread.
+// Memory: the finished file, and a few chunks a thread. level: of zstd. spare: an earlier file's
+// memory, which is used again.
 Result<RankFile> BuildRankFile(const Layout& layout, int64_t position, int64_t attempt, int rank,
-                               const std::vector<SlabContents>& slabs, int threads);
+                               const std::vector<SlabContents>& slabs, int threads,
+                               int level = kZstdLevel, Bytes spare = Bytes());
 
 // Where a slab's values go: the pieces of `id`, one after another.
 struct SlabTarget {
@@ -54,10 +57,12 @@ struct SlabTarget {
 
 // Reads slabs of one rank file, verified: size, digest of the file, digest of every piece.
 // Errors: kDamaged, naming the file and the damaged tensors (the first few; *damaged_tensors gets
-// all, as "NAME#KIND (shard S)"); kFailed where it can not be read.
+// all, as "NAME#KIND (shard S)"); kFailed where it can not be read. scratch: memory for the file,
+// used again.
 Status ReadRankFile(const FileOps& ops, const std::string& dir, const RankFileInfo& info,
                     const Layout& layout, const std::vector<SlabTarget>& targets, int threads,
-                    std::vector<std::string>* damaged_tensors = nullptr);
+                    std::vector<std::string>* damaged_tensors = nullptr,
+                    Bytes* scratch = nullptr);
 
 Result<Bytes> BuildMaster(const Layout& layout, const StepIndex& index);
 

@@ -55,23 +55,31 @@ int64_t Timeline::LastReachable(int64_t position) const {
   return -1;
 }
 
-Status Timeline::Walk(State* state) const {
+namespace {
+
+// RUN@(k-1) -> RUN@k. `journal` is used anew each time, so that a long walk touches the same memory.
+Status WalkOne(const RunReader& run, const Layout& layout, Engine& engine, Journal* journal,
+               State* state) {
   const int64_t position = state->counters.position + 1;
   const int count = static_cast<int>(state->shards.size());
-  if (const PositionEntry* entry = run_.history().Find(position); entry && entry->HasPartial()) {
-    RT_ASSIGN_OR_RETURN(const std::vector<SlabId> touched,
-                        run_.ReadPartial(layout_, position, state));
-    (void)touched;
+  if (const PositionEntry* entry = run.history().Find(position); entry && entry->HasPartial()) {
+    RT_RETURN_IF_ERROR(run.ReadPartial(layout, position, state).status());
   }
-  Journal journal;
-  RT_RETURN_IF_ERROR(run_.ReadJournal(layout_, position, state->first_shard, count, &journal));
+  RT_RETURN_IF_ERROR(run.ReadJournal(layout, position, state->first_shard, count, journal));
   for (int i = 0; i < count; ++i) {
-    ApplyBlock(engine_, layout_, journal.optimizer, layout_.pieces(state->first_shard + i),
-               journal.gradients[i].data(), &state->shards[i]);
+    ApplyBlock(engine, layout, journal->optimizer, layout.pieces(state->first_shard + i),
+               journal->gradients[i].data(), &state->shards[i]);
   }
-  state->counters = journal.counters;
-  state->memory = journal.memory;
+  state->counters = journal->counters;
+  state->memory = journal->memory;
   return {};
+}
+
+}  // namespace
+
+Status Timeline::Walk(State* state) const {
+  Journal journal;
+  return WalkOne(run_, layout_, engine_, &journal, state);
 }
 
 Result<State> Timeline::Seek(int64_t position, int first_shard, int shard_count) const {
@@ -79,7 +87,10 @@ Result<State> Timeline::Seek(int64_t position, int first_shard, int shard_count)
   State state = MakeState(layout_, first_shard, shard_count);
   RT_RETURN_IF_ERROR(
       run_.ReadKeyframe(layout_, plan.keyframe, first_shard, shard_count, &state));
-  while (state.counters.position < position) RT_RETURN_IF_ERROR(Walk(&state));
+  Journal journal;
+  while (state.counters.position < position) {
+    RT_RETURN_IF_ERROR(WalkOne(run_, layout_, engine_, &journal, &state));
+  }
   if (shard_count == layout_.shards() && plan.journals > 0) {
     const Digest got = StateDigest(layout_, state), expected = run_.history().Find(position)->digest;
     if (got != expected) {

@@ -4,25 +4,11 @@
 
 #include <optional>
 
-#include "core/recipe_toml.h"
-#include "core/version.h"
 #include "replay/record.h"
 #include "replay/timeline.h"
 
 namespace retrace {
 namespace {
-
-// The digests of a step's gradients, in the order of shards and tensors.
-std::vector<Digest> GradientDigests(const StepIndex& index) {
-  std::vector<Digest> digests;
-  for (const RankFileInfo& file : index.files) {
-    for (const SlabInfo& slab : file.slabs) {
-      if (slab.id.kind != SlabKind::kG) continue;
-      digests.insert(digests.end(), slab.digests.begin(), slab.digests.end());
-    }
-  }
-  return digests;
-}
 
 class Verifier {
  public:
@@ -33,7 +19,7 @@ class Verifier {
     RT_ASSIGN_OR_RETURN(RunCheck check, RunCheck::Open(dir_, options_.threads));
     report_.damage = check.damage();
     report_.ledger_lines = check.ledger_lines();
-    FindLayout(check);
+    layout_ = check.FindLayout(&report_.damage);
     if (report_.damage.empty() && layout_) {
       RT_RETURN_IF_ERROR(CheckStates(check));
     } else {
@@ -48,15 +34,6 @@ class Verifier {
     report_.damage.push_back({position, std::move(message), {}});
   }
 
-  void FindLayout(const RunCheck& check) {
-    if (!check.recipe_text() || !check.header()) return;
-    Result<Recipe> recipe = ParseRecipe(*check.recipe_text(), dir_ + "/" + kRecipeName);
-    if (!recipe.ok()) return Damaged(-1, recipe.status().message());
-    Result<Layout> layout = Layout::Make(recipe->model, check.header()->virtual_shards);
-    if (!layout.ok()) return Damaged(-1, layout.status().message());
-    layout_ = std::move(layout).value();
-  }
-
   // Reads and walks every kept position.
   Status CheckStates(RunCheck& check) {
     RT_ASSIGN_OR_RETURN(const RunReader run, RunReader::Open(dir_, options_.threads));
@@ -69,7 +46,6 @@ class Verifier {
       CheckEntry(history, k);
       if (!history.Find(k)->master) {
         state_.reset();
-        last_gradients_.clear();
         continue;
       }
       RT_RETURN_IF_ERROR(CheckPosition(run, check, k));
@@ -111,14 +87,17 @@ class Verifier {
       if (!status.ok() && status.code() != StatusCode::kDamaged) return status;
     }
     if (!journal.ok() || !keyframe.ok() || !all_read) {
-      RT_RETURN_IF_ERROR(check.CheckStep(&*layout_, k, &report_.damage));
+      RT_RETURN_IF_ERROR(check.CheckStep(&*layout_, k, CheckDepth::kDeep, &report_.damage));
     }
     for (const Status& status : {journal, keyframe}) {
       const bool named = report_.damage.size() > damaged_before;
       if (!status.ok() && !named) Damaged(k, status.message());
     }
     if (!state_) unproven_.push_back(k);
-    return CompareGradients(run, k);
+    const Result<StepIndex> index = run.ReadIndex(k);
+    const std::string remark = index.ok() ? check.CompareWithLast(*index) : "";
+    if (!remark.empty()) report_.remarks.push_back(remark);
+    return {};
   }
 
   Status CheckJournal(const RunReader& run, int64_t k, bool* all_read) {
@@ -152,27 +131,12 @@ class Verifier {
     return {};
   }
 
-  // Two batches never give one gradient; a writer that stored a step twice would look like this.
-  Status CompareGradients(const RunReader& run, int64_t k) {
-    std::vector<Digest> gradients;
-    if (run.history().Find(k)->HasJournal()) {
-      if (const Result<StepIndex> index = run.ReadIndex(k); index.ok()) {
-        gradients = GradientDigests(*index);
-      }
-    }
-    if (!gradients.empty() && gradients == last_gradients_) {
-      report_.remarks.push_back(fmt::format(
-          "updates {} and {} have the same gradient, bit for bit, in every tensor", k - 1, k));
-    }
-    last_gradients_ = std::move(gradients);
-    return {};
-  }
-
   // With a damaged ledger, recipe or manifest nothing can be walked.
   Status CheckFilesAlone(RunCheck& check) {
     int64_t done = 0;
     for (const auto& [k, master] : check.kept()) {
-      RT_RETURN_IF_ERROR(check.CheckStep(layout_ ? &*layout_ : nullptr, k, &report_.damage));
+      RT_RETURN_IF_ERROR(check.CheckStep(layout_ ? &*layout_ : nullptr, k, CheckDepth::kDeep,
+                                         &report_.damage));
       if (options_.progress) options_.progress(++done, std::ssize(check.kept()));
     }
     report_.remarks.push_back(
@@ -182,26 +146,13 @@ class Verifier {
   }
 
   Status Remark(const RunCheck& check) {
-    RT_ASSIGN_OR_RETURN(const std::vector<std::string> orphans, check.Orphans());
-    for (const std::string& name : orphans) {
-      report_.remarks.push_back(fmt::format(
-          "{}/{}/{}: belongs to no step; the next 'retrace train --resume {}' removes it", dir_,
-          kStepsName, name, dir_));
-    }
+    RT_ASSIGN_OR_RETURN(const std::vector<std::string> of_files, check.Remarks());
     if (!unproven_.empty()) {
       report_.remarks.push_back(
           fmt::format("states that could not be proven, damaged or after damage: {}",
                       fmt::join(unproven_, ", ")));
     }
-    if (check.torn_bytes() > 0) {
-      report_.remarks.push_back(fmt::format(
-          "{}/{}: ends in {} bytes of a line that was never finished; it is not part of the run",
-          dir_, kLedgerName, check.torn_bytes()));
-    }
-    if (check.header() && check.header()->numerics != kNumericsId) {
-      report_.remarks.push_back(fmt::format("{}: made under {}, this program is {}", dir_,
-                                            check.header()->numerics, kNumericsId));
-    }
+    report_.remarks.insert(report_.remarks.end(), of_files.begin(), of_files.end());
     return {};
   }
 
@@ -212,7 +163,6 @@ class Verifier {
   std::optional<Layout> layout_;
   std::optional<State> state_;  // RUN@(k-1), proven
   std::vector<int64_t> unproven_;
-  std::vector<Digest> last_gradients_;
 };
 
 }  // namespace

@@ -1,7 +1,9 @@
 // Crashes and failing disks at every file operation of a run of two ranks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "tests/file_faults.h"
@@ -67,16 +69,103 @@ TEST_P(Crash, AtAnyFileOperationLeavesAPrefixAndResumes) {
     const TempDir temp;
     TestFaults faults(GetParam(), n);
     const auto [committed, status] = RunUntilFault(temp / "run", &faults);
-    if (GetParam() == FaultMode::kPowerLoss) faults.Crash();
+    if (GetParam() != FaultMode::kKill) faults.Crash();
     ExpectPrefixThenResume(temp / "run", committed, n);
     if (HasFatalFailure()) return;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Crash, testing::Values(FaultMode::kKill, FaultMode::kPowerLoss),
+INSTANTIATE_TEST_SUITE_P(Kinds, Crash, testing::Values(FaultMode::kKill, FaultMode::kPowerLoss,
+                                                FaultMode::kReordered),
                          [](const auto& info) {
-                           return info.param == FaultMode::kKill ? "Kill" : "PowerLoss";
+                           return info.param == FaultMode::kKill        ? "Kill"
+                                  : info.param == FaultMode::kPowerLoss ? "PowerLoss"
+                                                                        : "ReorderedWrites";
                          });
+
+// Lines that were written and not synced, any one or two blocks of them lost: the run opens to what
+// was synced, never to less.
+TEST(ReorderedWrites, OfTheLedgerLeaveAllThatWasSynced) {
+  const TempDir temp;
+  const std::string run = temp / "run", ledger = run + "/" + kLedgerName;
+  ASSERT_TRUE(GoOn(run, 2).ok());
+  const std::string synced = ReadFileText(ledger);
+  SmallJob job = SmallJob::Start(run).value();
+  const std::string begun = ReadFileText(ledger);  // with the attempt's line
+  ASSERT_TRUE(job.Commit(3).ok());                 // a line alone: not synced
+  ASSERT_TRUE(job.Commit(4).ok());                 // with files
+  const std::string whole = ReadFileText(ledger);
+  const size_t first = begun.size() / 512, last = (whole.size() - 1) / 512;
+  ASSERT_GE(last, first + 1);
+  const std::string other = temp / "other";
+  std::filesystem::copy(run, other, std::filesystem::copy_options::recursive);
+  for (size_t a = first; a <= last; ++a) {
+    for (size_t b = a; b <= last; ++b) {
+      std::string text = whole;
+      for (size_t block : {a, b}) {
+        const size_t from = std::max(begun.size(), block * 512);
+        const size_t to = std::min(whole.size(), (block + 1) * 512);
+        std::fill(text.begin() + from, text.begin() + to, '\0');
+      }
+      WriteFileText(other + "/" + kLedgerName, text);
+      const Result<int64_t> opened = CheckRun(other);
+      ASSERT_TRUE(opened.ok()) << a << ", " << b << ": " << opened.status().message();
+      EXPECT_GE(*opened, 2);
+    }
+  }
+  // The same hole in lines that were synced, with steps after them, is damage.
+  std::string text = whole;
+  const size_t hole = (synced.size() / 2 + 511) / 512 * 512;
+  std::fill(text.begin() + hole, text.begin() + hole + 512, '\0');
+  WriteFileText(other + "/" + kLedgerName, text);
+  EXPECT_EQ(StatusCode::kDamaged, RunReader::Open(other).status().code());
+}
+
+// A step that is committed has its files, whatever else is lost; so is a directory that goes away.
+TEST(VanishedDirectory, IsAnErrorOfTheStepAndNothingElse) {
+  const TempDir temp;
+  const std::string run = temp / "run";
+  for (const std::string& gone : {run + "/" + kStepsName, run}) {
+    SmallJob job = SmallJob::Start(run).value();
+    const int64_t k = job.writer->history().last_position() + 1;
+    std::filesystem::rename(gone, temp / "elsewhere");
+    const Status status = job.Commit(k);
+    EXPECT_EQ(StatusCode::kFailed, status.code()) << status.message();
+    EXPECT_NE(std::string::npos, status.message().find(run)) << status.message();
+    std::filesystem::rename(temp / "elsewhere", gone);
+    const Status again = job.Commit(k);
+    EXPECT_TRUE(again.ok()) << again.message();
+    job.writer.reset();
+    EXPECT_EQ(k, CheckRun(run).value());
+  }
+}
+
+// No decision rests on a clock that can jump or on a file's time.
+TEST(ClockJumps, DoNotMatter) {
+  const TempDir temp;
+  const std::string run = temp / "run";
+  ASSERT_TRUE(GoOn(run, 1).ok());
+  using FileClock = std::filesystem::file_time_type;
+  int number = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(run)) {
+    const auto jump = std::chrono::hours(24 * 365 * (number++ % 2 == 0 ? 30 : -30));
+    std::filesystem::last_write_time(entry.path(), FileClock::clock::now() + jump);
+  }
+  ASSERT_TRUE(GoOn(run, kLast).ok());
+  EXPECT_EQ(kLast, CheckRun(run).value());
+  const std::vector<std::string> clocks = {"system_clock", "CLOCK_REALTIME", "gettimeofday",
+                                           "std::time(", "st_mtim", "last_write_time"};
+  for (const char* folder : {"core", "formats", "replay", "surgery"}) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(
+             std::string(RETRACE_SOURCE_DIR) + "/" + folder)) {
+      if (!entry.is_regular_file()) continue;
+      const std::string text = ReadFileText(entry.path());
+      for (const std::string& clock : clocks) {
+        EXPECT_EQ(std::string::npos, text.find(clock)) << entry.path() << " reads " << clock;
+      }
+    }
+  }
+}
 
 class FailingDisk : public testing::TestWithParam<FaultMode> {};
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "formats/run_check.h"
 #include "formats/step_file.h"
 #include "tests/small_run.h"
 
@@ -196,6 +197,45 @@ TEST_F(Damage, OfARankFileIsFoundAndNamesTheTensors) {
                         [&](size_t) { ExpectDamaged(read(), file.name); });
     }
   }
+}
+
+TEST_F(Damage, OfAStepIsLocatedByTheQuickCheckOfSizesAndTheDeepOneOfBits) {
+  constexpr int64_t kStep = 1;
+  RunCheck check = RunCheck::Open(run_, 1).value();
+  const RunReader reader = RunReader::Open(run_).value();
+  std::vector<std::string> names = {reader.history().Find(kStep)->master->name};
+  for (const RankFileInfo& file : reader.ReadIndex(kStep)->files) names.push_back(file.name);
+  for (const std::string& name : names) {
+    const auto expect = [&](CheckDepth depth) {
+      std::vector<retrace::Damage> damage;
+      const Status status = check.CheckStep(&layout_, kStep, depth, &damage);
+      ASSERT_TRUE(status.ok()) << status.message();
+      ASSERT_EQ(1u, damage.size());
+      EXPECT_EQ(kStep, damage[0].position);
+      EXPECT_NE(std::string::npos, damage[0].message.find("/" + name + ":")) << damage[0].message;
+    };
+    ForEachTruncation(run_ + "/steps/" + name, [&](size_t) { expect(CheckDepth::kQuick); });
+    ForEachFlip(run_ + "/steps/" + name, [&](size_t) { expect(CheckDepth::kDeep); });
+  }
+  std::vector<retrace::Damage> none;
+  ASSERT_TRUE(check.CheckStep(&layout_, kStep, CheckDepth::kDeep, &none).ok());
+  EXPECT_TRUE(none.empty());
+}
+
+TEST_F(Damage, ANeighbourThatIsTheSameBitForBitIsRemarked) {
+  RunCheck check = RunCheck::Open(run_, 1).value();
+  const RunReader reader = RunReader::Open(run_).value();
+  StepIndex one = reader.ReadIndex(1).value(), two = reader.ReadIndex(2).value();
+  EXPECT_EQ("", check.CompareWithLast(one));
+  EXPECT_EQ("", check.CompareWithLast(two));
+  StepIndex copy = one;
+  copy.position = 2;
+  EXPECT_EQ("", check.CompareWithLast(one));
+  EXPECT_NE(std::string::npos, check.CompareWithLast(copy).find("the same gradient"));
+  StepIndex keyframe = reader.ReadIndex(0).value(), later = keyframe;
+  later.position = 1;
+  EXPECT_EQ("", check.CompareWithLast(keyframe));
+  EXPECT_NE(std::string::npos, check.CompareWithLast(later).find("the same parameters"));
 }
 
 TEST_F(Damage, AMissingStepFileIsDamageToo) {

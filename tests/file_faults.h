@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <string>
@@ -22,6 +24,7 @@ enum class FaultMode {
   kFailOn,     // operation n and all later ones fail (reads do not), until Heal
   kKill,       // operation n and all later ones fail: the process is gone, its files stay
   kPowerLoss,  // as kKill; then Crash() takes away all that was not fsynced
+  kReordered,  // as kKill; then Crash() takes away every other block and name that was not fsynced
 };
 
 class TestFaults : public FileFaults {
@@ -49,6 +52,7 @@ class TestFaults : public FileFaults {
 
   // The machine comes back: files hold what was fsynced, names what their directory's fsync kept.
   void Crash() {
+    if (mode_ == FaultMode::kReordered) return CrashReordered();
     for (auto& [path, bytes] : durable_bytes_) {
       if (std::filesystem::exists(path) && std::filesystem::file_size(path) > bytes) {
         std::filesystem::resize_file(path, bytes);
@@ -61,6 +65,30 @@ class TestFaults : public FileFaults {
       } else if (std::filesystem::exists(to)) {
         std::filesystem::rename(to, from);
       }
+    }
+  }
+
+  // Later writes reached the disk and earlier ones did not: blocks of zeros, missing names.
+  void CrashReordered() {
+    constexpr uint64_t kBlock = 512;
+    for (const auto& [path, durable] : durable_bytes_) {
+      if (!std::filesystem::exists(path)) continue;
+      const uint64_t size = std::filesystem::file_size(path);
+      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+      for (uint64_t at = durable; at < size;) {
+        const uint64_t end = std::min(size, (at / kBlock + 1) * kBlock);
+        if ((at / kBlock + fail_at_) % 2 == 0) {
+          file.seekp(static_cast<std::streamoff>(at));
+          file << std::string(end - at, '\0');
+        }
+        at = end;
+      }
+    }
+    for (size_t i = unsynced_names_.size(); i-- > 0;) {
+      const auto& [from, to] = unsynced_names_[i];
+      if ((i + fail_at_) % 2 == 0 || !std::filesystem::exists(to)) continue;
+      if (from.empty()) std::filesystem::remove(to);
+      else std::filesystem::rename(to, from);
     }
   }
 

@@ -132,6 +132,8 @@ class Run:
         elif kind == "retire":
             for retired in range(line["first"], line["last"] + 1):
                 self.positions.get(retired, {}).pop("master", None)
+        elif kind == "keep":
+            check(line["first"] <= line["last"] + 1, f"keep of {line['first']}..{line['last']}")
         else:
             raise Damage(f"unknown kind {kind}")
 

@@ -71,6 +71,25 @@ TEST(StepFile, BytesDependOnContentAloneNotOnThreads) {
   EXPECT_EQ(DigestOf(one.bytes.view()), one.info.digest);
 }
 
+TEST(StepFile, BytesDoNotDependOnWhatTheirMemoryHeldBefore) {
+  const Layout layout = SmallLayout();
+  const State state = StateAt(layout, 3);
+  const std::vector<SlabContents> slabs = {
+      {{0, SlabKind::kP, {}}, state.shards[0].slab(Component::kParameter).data()},
+      {{1, SlabKind::kM, {}}, state.shards[1].slab(Component::kM).data()}};
+  const RankFile fresh = BuildRankFile(layout, 3, 1, 0, slabs, 1).value();
+  for (const size_t capacity : {size_t{100}, fresh.bytes.size, size_t{4} << 20}) {
+    Bytes spare;
+    spare.data.reset(static_cast<char*>(std::malloc(capacity)));
+    spare.capacity = capacity;
+    std::memset(spare.data.get(), 0xab, capacity);
+    const RankFile again =
+        BuildRankFile(layout, 3, 1, 0, slabs, 1, kZstdLevel, std::move(spare)).value();
+    EXPECT_TRUE(again.bytes.view() == fresh.bytes.view()) << capacity;
+    EXPECT_EQ(again.info, fresh.info);
+  }
+}
+
 TEST(StepFile, ManyChunksComeBackOnAnyNumberOfThreads) {
   const TempDir temp;
   const Layout layout = BigLayout();

@@ -14,6 +14,7 @@ namespace retrace {
 namespace {
 
 volatile sig_atomic_t g_stop_signals = 0;
+volatile sig_atomic_t g_fire_signal = 0;
 
 extern "C" void OnStopSignal(int signal_number) {
   g_stop_signals = g_stop_signals + 1;
@@ -32,6 +33,20 @@ void CatchStopSignals() {
   action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+}
+
+void CatchFireSignal() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) { g_fire_signal = 1; };
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGUSR1, &action, nullptr);
+}
+
+bool FireRequested() {
+  if (g_fire_signal == 0) return false;
+  g_fire_signal = 0;
+  return true;
 }
 
 bool StopRequested() { return g_stop_signals > 0; }

@@ -45,6 +45,10 @@ Status RunJob(const ResolvedJob& job, const std::function<void(const std::string
 bool StopRequested();
 void CatchStopSignals();
 
+// Whether SIGUSR1 came since the last call.
+bool FireRequested();
+void CatchFireSignal();
+
 }  // namespace retrace
 
 #endif  // RETRACE_CMD_JOB_FLAGS_H_

@@ -148,6 +148,14 @@ Json JsonOf(const RunSummary& s) {
                   {"keyframes", s.kept.keyframes},
                   {"journals", s.kept.journals},
                   {"partial_keyframes", s.kept.partials}};
+  json["held"] = Json::array();
+  for (const KeepLine& keep : history.keeps) {
+    json["held"].push_back({{"first", keep.first},
+                            {"last", keep.last},
+                            {"update", keep.update},
+                            {"trigger", keep.trigger},
+                            {"reason", keep.reason}});
+  }
   json["bytes"] = {{"keyframes", s.disk.keyframes},
                    {"journals", s.disk.journals},
                    {"other", s.disk.other},
@@ -242,6 +250,10 @@ void ShowRun(const ShowFlags& flags, const OpenedRun& run) {
   line("updates", UpdatesText(s));
   line("last state", LastStateText(s));
   line("kept", KeptText(s.kept));
+  for (const KeepLine& keep : run.history().keeps) {
+    line("  held", fmt::format("{}..{} since update {}: {}", keep.first, keep.last, keep.update,
+                               keep.reason));
+  }
   line("on disk", DiskText(s.disk));
   line("level", fmt::format("{}, {}", s.last ? s.last->level : "-", run.history().header.numerics));
   line("made on", MadeText(s));

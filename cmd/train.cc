@@ -21,7 +21,8 @@ constexpr char kExamples[] = R"(Examples:
   retrace train examples/demo.toml -o runs/demo --tp 2
   retrace train examples/demo.toml -o runs/bf16 --set precision.preset=bf16
   retrace train --resume runs/demo            # go on after a stop, a crash or kill -9
-Ctrl-C stops at the next update's boundary; the run can be resumed. The digests of its states are the
+With a flight recorder (store.flight.steps in the recipe), 'touch RUN/fire' or SIGUSR1 makes the ring of
+last states stay. Ctrl-C stops at the next update's boundary; the run can be resumed. The digests of its states are the
 same for any --tp, --dp, --threads and --isa, and however often it was interrupted.)";
 
 struct TrainFlags {
@@ -77,6 +78,8 @@ void RunTrain(TrainFlags flags) {
   options.isa = IsaName(job.options.isa);
   options.stop = StopRequested;
   CatchStopSignals();
+  options.fire = FireRequested;
+  CatchFireSignal();  // before the ranks start: the signal may go to all of them
   std::unique_ptr<Progress> progress;
   const auto say = [&](const std::string& line) {
     if (progress) progress->Say(line);

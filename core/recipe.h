@@ -147,11 +147,30 @@ struct TopologyRecipe {
   int64_t lanes = 1;           // G
 };
 
-// What is kept (DESIGN.md, "Policies"). Steps are positions; a window keeps [first, last].
+// A ring of the last states, which stays when a trigger fires, with what follows. A file `fire` in the
+// run directory, SIGUSR1 and values that are not finite always are triggers.
+struct FlightRecipe {
+  int64_t steps = 0;         // positions in the ring; 0: no flight recorder
+  int64_t bytes = 0;         // of the ring's files; 0: no bound
+  int64_t after = 16;        // positions after a firing that stay too
+  int64_t firings_max = 16;  // then the ring goes on, but nothing more stays
+  double loss_mads = 6;      // loss > running minimum + max(this * MAD, 0.5 nat); 0: off
+  double norm_collapse = 30;  // |g| falls by this factor within norm_steps updates; 0: off
+  int64_t norm_steps = 4;
+  double update_rms = 0;  // RMS of Adam's update above this; 0: off
+};
+
+// What is kept (DESIGN.md, "Policies"); the parts combine. Steps are positions; a window keeps
+// [first, last].
 struct StoreRecipe {
   int64_t window_first = 0, window_last = -1;  // empty by default
   int64_t every = 0;                           // 0: off
+  int64_t keep_last = 0;                       // 0: off
   int64_t keyframe_every = 16;
+  FlightRecipe flight;
+
+  // Whether every position is recorded, and older ones are removed as the run goes on.
+  bool HasRing() const { return keep_last > 0 || flight.steps > 0; }
 };
 
 struct ExecutionRecipe {

@@ -448,8 +448,29 @@ KeyList StoreAndExecutionKeys() {
   return {
       WindowKey(),
       Integer(AT(store.every), 0, kMany, "also keep the state of every n-th position; 0: none"),
+      Integer(AT(store.keep_last), 0, kMany,
+              "also keep the last n states, dropping older ones as the run goes on; 0: none"),
       Integer(AT(store.keyframe_every), 1, kMany,
               "within what is kept, every n-th state is stored whole, the others as journals"),
+      Integer(AT(store.flight.steps), 0, kMany,
+              "flight recorder: a ring of the last n states, which stays when a trigger fires; 0: "
+              "none. `touch RUN/fire`, SIGUSR1 and a value that is not finite always are triggers"),
+      Integer(AT(store.flight.bytes), 0, int64_t{1} << 60,
+              "the most that the ring's files take, as far as one keyframe and the journals after "
+              "it allow; 0: no bound"),
+      Integer(AT(store.flight.after), 0, kMany, "states after a firing that stay, too"),
+      Integer(AT(store.flight.firings_max), 0, kMany,
+              "after so many firings the ring goes on, but nothing more stays"),
+      Real(AT(store.flight.loss_mads), 0, kLarge,
+           "trigger: loss above its running minimum by max(x * MAD, 0.5 nat), MAD the median "
+           "absolute deviation of the last 64 changes of the loss from their mean; 0: off"),
+      Real(AT(store.flight.norm_collapse), 0, kLarge,
+           "trigger: the gradient norm falls by this factor within `flight.norm_steps` updates; 0: "
+           "off"),
+      Integer(AT(store.flight.norm_steps), 1, 4096, "see above, updates"),
+      Real(AT(store.flight.update_rms), 0, kLarge,
+           "trigger: the RMS of Adam's update (before the learning rate and decay) exceeds this; "
+           "it is then part of the record; 0: off"),
       Flag(AT(execution.recompute_activations),
            "compute activations again in the backward pass rather than keep them"),
   };

@@ -98,6 +98,7 @@ std::string RecordJson(const UpdateRecord& r) {
   json["gradient_norm"] = Number(r.gradient_norm);
   json["clip"] = Number(r.clip);
   json["lr"] = Number(r.lr);
+  if (r.update_rms) json["update_rms"] = Number(*r.update_rms);
   json["action"] = r.action;
   json["first_sample"] = r.first_sample;
   json["samples"] = r.samples;
@@ -121,6 +122,7 @@ Result<UpdateRecord> ParseRecord(std::string_view text) {
   r.gradient_norm = fields.Number("gradient_norm");
   r.clip = fields.Number("clip");
   r.lr = fields.Number("lr");
+  if (fields.Has("update_rms")) r.update_rms = fields.Number("update_rms");
   r.action = fields.Text("action");
   r.first_sample = fields.Integer("first_sample");
   r.samples = fields.Integer("samples");

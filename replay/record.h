@@ -22,6 +22,7 @@ struct UpdateRecord {
   double gradient_norm = 0;               // before clipping
   double clip = 1;                        // factor applied; the smallest where there are several
   double lr = 0;                          // applied
+  std::optional<double> update_rms;       // of Adam's update; where store.flight.update_rms > 0
   std::string action = "applied";         // applied, skipped, halted
   int64_t first_sample = 0, samples = 0;
   Digest tokens;                         // of all samples of the step, in order

@@ -4,14 +4,6 @@
 
 namespace retrace {
 
-Keep KeepOf(const StoreRecipe& store, int64_t position, int64_t first) {
-  if (position == first) return Keep::kKeyframe;
-  if (store.every > 0 && position % store.every == 0) return Keep::kKeyframe;
-  if (position < store.window_first || position > store.window_last) return Keep::kNothing;
-  const int64_t begin = std::max(store.window_first, first);
-  return (position - begin) % store.keyframe_every == 0 ? Keep::kKeyframe : Keep::kJournal;
-}
-
 Result<std::unique_ptr<Recorder>> Recorder::Make(Job& job, RunWriter* writer,
                                                  const std::string& run_dir) {
   std::unique_ptr<Recorder> recorder(new Recorder(job, writer));
@@ -59,12 +51,12 @@ StepCommit Recorder::CommitOf(const Digest& digest, std::string record) const {
 
 Status Recorder::RecordFirst(const Digest& digest, bool keep) {
   if (keep) Snapshot(job_.position(), Keep::kKeyframe);
-  return Push({CommitOf(digest, "{}"), keep});
+  return Push({CommitOf(digest, "{}"), keep ? Keep::kKeyframe : Keep::kNothing});
 }
 
 Status Recorder::KeepPresent(const Digest& digest, const std::string& record_json) {
   Snapshot(job_.position(), Keep::kKeyframe);
-  return Push({CommitOf(digest, record_json), true});
+  return Push({CommitOf(digest, record_json), Keep::kKeyframe});
 }
 
 Status Recorder::Record(const Job::Step& step, double update_seconds, Keep keep) {
@@ -72,14 +64,14 @@ Status Recorder::Record(const Job::Step& step, double update_seconds, Keep keep)
   else Snapshot(job_.position(), keep);
   UpdateRecord record = step.result.record;
   record.timing = {.update_seconds = update_seconds, .stall_seconds = stalled_};
-  Pending pending{CommitOf(step.digest, RecordJson(record)), keep != Keep::kNothing};
+  Pending pending{CommitOf(step.digest, RecordJson(record)), keep};
   if (keep == Keep::kJournal) pending.commit.optimizer = step.result.block;
   return Push(std::move(pending));
 }
 
 // Settles what came before; the newest too where it has no files to wait for.
 Status Recorder::Push(Pending pending) {
-  const bool files = pending.files;
+  const bool files = pending.files();
   pending_.push_back(std::move(pending));
   while (pending_.size() > (files ? 1 : 0)) {
     Pending oldest = std::move(pending_.front());
@@ -92,7 +84,7 @@ Status Recorder::Push(Pending pending) {
 Status Recorder::Settle(Pending pending) {
   Status status;
   std::string info_text;
-  if (pending.files && WritesFiles()) {
+  if (pending.files() && WritesFiles()) {
     Result<RankFileInfo> info = rank_writer_->Wait();
     status = info.status();
     if (info.ok()) info_text = RankFileInfoText(*info);
@@ -102,7 +94,7 @@ Status Recorder::Settle(Pending pending) {
     undrained_ = false;
   }
   RT_RETURN_IF_ERROR(AgreeOnStatus(job_.comm(), status));
-  if (pending.files) {
+  if (pending.files()) {
     RT_ASSIGN_OR_RETURN(const std::vector<std::string> infos,
                         GatherTexts(job_.comm(), job_.comm().World(), info_text));
     for (const std::string& text : infos) {
@@ -111,8 +103,22 @@ Status Recorder::Settle(Pending pending) {
       pending.commit.files.push_back(std::move(info));
     }
   }
-  if (writer_) writer_->CommitLater(std::move(pending.commit));
-  undrained_ = undrained_ || pending.files;
+  undrained_ = undrained_ || pending.files();
+  if (writer_ == nullptr) return {};
+  const int64_t position = pending.commit.counters.position;
+  std::optional<KeptStep> kept;
+  if (pending.files()) {
+    kept = {pending.keep == Keep::kKeyframe, pending.keep == Keep::kJournal, 0};
+    for (const RankFileInfo& file : pending.commit.files) {
+      kept->bytes += static_cast<int64_t>(file.size);
+    }
+  }
+  writer_->CommitLater(std::move(pending.commit));
+  if (retention_ == nullptr) return {};
+  retention_->Reached(position, kept);
+  for (const PositionRange& range : retention_->TakeSuperfluous()) {
+    writer_->RetireLater(range.first, range.last);
+  }
   return {};
 }
 

@@ -1,5 +1,5 @@
-// Recorder: decides what a run keeps of each update and has it written and committed. Used by train
-// and replay. One per rank; all ranks call it in step, after each update.
+// Recorder: has what a run keeps of each update written and committed. Used by train, replay and
+// densify. One per rank; all ranks call it in step, after each update.
 //
 // The update pays one copy (RankWriter::Snapshot); compression, writing and the commit of update k
 // overlap update k+1. If storage falls behind, the call waits, and the record says how long.
@@ -13,21 +13,18 @@
 #include "formats/rank_writer.h"
 #include "formats/run_dir.h"
 #include "replay/job.h"
+#include "replay/retention.h"
 
 namespace retrace {
-
-enum class Keep { kNothing, kJournal, kKeyframe };
-
-// What the policy keeps of position k of a run that begins at `first`. The first state is always
-// kept, and so is what `store` says: a window's first state and every keyframe_every-th after it as
-// keyframes, the others as journals; every every-th position as a keyframe.
-Keep KeepOf(const StoreRecipe& store, int64_t position, int64_t first);
 
 class Recorder {
  public:
   // `writer` on rank 0 alone, nullptr elsewhere; it and `job` outlive the recorder. Collective.
   static Result<std::unique_ptr<Recorder>> Make(Job& job, RunWriter* writer,
                                                 const std::string& run_dir);
+
+  // Rank 0: learns what is kept, says what goes. Outlives the recorder.
+  void set_retention(Retention* retention) { retention_ = retention; }
 
   // The job's present state as the run's first position, kept whole or only named.
   Status RecordFirst(const Digest& digest, bool keep);
@@ -44,7 +41,9 @@ class Recorder {
  private:
   struct Pending {
     StepCommit commit;
-    bool files = false;
+    Keep keep = Keep::kNothing;
+
+    bool files() const { return keep != Keep::kNothing; }
   };
   Recorder(Job& job, RunWriter* writer) : job_(job), writer_(writer) {}
   bool WritesFiles() const { return job_.place().dp_rank == 0; }
@@ -55,6 +54,7 @@ class Recorder {
 
   Job& job_;
   RunWriter* writer_;
+  Retention* retention_ = nullptr;
   std::unique_ptr<RankWriter> rank_writer_;
   std::deque<Pending> pending_;  // at most one with files, the last
   bool undrained_ = false;       // a commit with files is on its way

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "core/recipe_toml.h"
+#include "replay/flight_recorder.h"
 #include "replay/non_finite_probe.h"
 
 namespace retrace {
@@ -14,12 +15,11 @@ double SecondsSince(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Rank 0's decision, sent to all before each update.
-Result<bool> ShouldStop(Job& job, const std::function<bool()>& stop) {
-  char decision = job.is_rank0() && stop && stop() ? 1 : 0;
-  RT_RETURN_IF_ERROR(job.comm().Broadcast(job.comm().World(), &decision, 1));
-  return decision != 0;
-}
+// What rank 0 decides before an update.
+struct UpdateHeader {
+  bool stop = false;
+  Keep keep = Keep::kNothing;  // of the position that the update makes
+};
 
 Result<std::unique_ptr<RunWriter>> OpenWriter(const Recipe& recipe, const Job& job,
                                               const TrainOptions& options) {
@@ -37,6 +37,8 @@ struct Before {
   int64_t last = -1;
   std::vector<bool> kept;  // by position
   std::string last_record = "{}";
+
+  bool Kept(int64_t position) const { return position <= last && kept[position]; }
 };
 
 // Seeks the newest state that can be rebuilt. Damage costs no more than the updates after it: they
@@ -64,30 +66,36 @@ Result<int64_t> SeekNewest(Job& job, const RunReader& run, const TrainOptions& o
   return DamagedError(options.run_dir + ": no state is kept to resume from");
 }
 
-Result<Before> Begin(Job& job, const TrainOptions& options, Recorder& recorder) {
+// The job at the newest state that can be rebuilt. -> nullopt: the run has no position yet.
+Result<std::optional<Before>> Resume(Job& job, const TrainOptions& options,
+                                     FlightRecorder* flight) {
+  Result<RunReader> run = RunReader::Open(options.run_dir, job.engine().threads());
+  RT_RETURN_IF_ERROR(AgreeOnStatus(job.comm(), run.status()));
+  const RunHistory& history = run->history();
+  if (history.last_position() < 0) return std::optional<Before>();
+  RT_ASSIGN_OR_RETURN(const int64_t from, SeekNewest(job, *run, options));
+  RT_RETURN_IF_ERROR(AgreeOnStatus(job.comm(), flight ? flight->Restore(*run) : Status()));
   Before before;
+  before.last = history.last_position();
+  before.kept.assign(before.last + 1, false);
+  // What is kept after `from` did not lead to a state: its files are written again.
+  for (int64_t k = history.first_position(); k <= from; ++k) {
+    before.kept[k] = history.Find(k)->master.has_value();
+  }
+  before.last_record = history.Find(from)->record;
+  return std::optional(std::move(before));
+}
+
+Result<Before> Begin(Job& job, const TrainOptions& options, Recorder& recorder,
+                     FlightRecorder* flight) {
   if (options.resume) {
-    Result<RunReader> run = RunReader::Open(options.run_dir, job.engine().threads());
-    RT_RETURN_IF_ERROR(AgreeOnStatus(job.comm(), run.status()));
-    const RunHistory& history = run->history();
-    if (history.last_position() >= 0) {
-      RT_ASSIGN_OR_RETURN(const int64_t from, SeekNewest(job, *run, options));
-      before.last = history.last_position();
-      before.kept.assign(before.last + 1, false);
-      // What is kept after `from` did not lead to a state: its files are written again.
-      for (int64_t k = history.first_position(); k <= from; ++k) {
-        before.kept[k] = history.Find(k)->master.has_value();
-      }
-      before.last_record = history.Find(from)->record;
-      return before;
-    }
+    RT_ASSIGN_OR_RETURN(std::optional<Before> before, Resume(job, options, flight));
+    if (before) return *std::move(before);
   }
   RT_RETURN_IF_ERROR(job.StartFresh());
   RT_ASSIGN_OR_RETURN(const Digest digest, job.StateDigestNow());
   RT_RETURN_IF_ERROR(recorder.RecordFirst(digest, true));
-  before.last = 0;
-  before.kept = {true};
-  return before;
+  return Before{.last = 0, .kept = {true}, .last_record = "{}"};
 }
 
 // Lives the halted update again, with a probe, to name where it began. Collective.
@@ -113,6 +121,90 @@ Status Halted(Job& job, const UpdateResult& result, const std::string& run_dir, 
 
 }  // namespace
 
+namespace {
+
+// One rank's part of a recording.
+class Trainer {
+ public:
+  Trainer(Job& job, RunWriter* writer, const TrainOptions& options)
+      : job_(job), options_(options) {
+    if (writer == nullptr) return;
+    const auto notice = [this](const std::string& line) {
+      if (options_.notice) options_.notice(line);
+    };
+    flight_ = std::make_unique<FlightRecorder>(job.recipe().store, 0, *writer, options.run_dir,
+                                               notice);
+  }
+
+  Result<TrainEnd> Run(Recorder& recorder) {
+    if (flight_) recorder.set_retention(&flight_->retention());
+    RT_ASSIGN_OR_RETURN(before_, Begin(job_, options_, recorder, flight_.get()));
+    const int64_t steps = job_.recipe().steps;
+    const int64_t target = options_.until >= 0 ? std::min(options_.until, steps) : steps;
+    if (job_.is_rank0() && options_.started) options_.started(job_.position(), target);
+    present_kept_ = before_.Kept(job_.position());
+    record_ = before_.last_record;
+    RT_ASSIGN_OR_RETURN(digest_, job_.StateDigestNow());
+    TrainEnd end = TrainEnd::kFinished;
+    while (job_.position() < target && halted_.ok()) {
+      RT_ASSIGN_OR_RETURN(const UpdateHeader header, NextHeader());
+      if (header.stop) {
+        end = TrainEnd::kStopped;
+        break;
+      }
+      RT_RETURN_IF_ERROR(Update(recorder, header));
+    }
+    if (!present_kept_) RT_RETURN_IF_ERROR(recorder.KeepPresent(digest_, record_));
+    RT_RETURN_IF_ERROR(recorder.Finish());
+    RT_RETURN_IF_ERROR(halted_);
+    return end;
+  }
+
+ private:
+  // Rank 0's decisions, sent to all before each update.
+  Result<UpdateHeader> NextHeader() {
+    char bytes[2] = {};
+    if (flight_) {
+      flight_->Look(job_.position(), options_.fire && options_.fire());
+      const int64_t next = job_.position() + 1;
+      const Keep keep = before_.Kept(next) ? Keep::kNothing : flight_->retention().Next(next);
+      bytes[0] = options_.stop && options_.stop() ? 1 : 0;
+      bytes[1] = static_cast<char>(keep);
+    }
+    RT_RETURN_IF_ERROR(job_.comm().Broadcast(job_.comm().World(), bytes, sizeof bytes));
+    return UpdateHeader{bytes[0] != 0, static_cast<Keep>(bytes[1])};
+  }
+
+  Status Update(Recorder& recorder, const UpdateHeader& header) {
+    const auto begin = std::chrono::steady_clock::now();
+    RT_ASSIGN_OR_RETURN(const Job::Step step, job_.Advance());
+    const UpdateRecord& record = step.result.record;
+    if (step.result.action == UpdateAction::kHalted) {
+      if (flight_) flight_->Halted(record, step.result.reason);
+      halted_ = retrace::Halted(job_, step.result, options_.run_dir, nullptr);
+      return {};
+    }
+    RT_RETURN_IF_ERROR(recorder.Record(step, SecondsSince(begin), header.keep));
+    if (flight_) flight_->Observe(record);
+    present_kept_ = header.keep != Keep::kNothing || before_.Kept(job_.position());
+    digest_ = step.digest;
+    record_ = RecordJson(record);
+    if (job_.is_rank0() && options_.updated) options_.updated(record, step.digest);
+    return {};
+  }
+
+  Job& job_;
+  const TrainOptions& options_;
+  std::unique_ptr<FlightRecorder> flight_;  // rank 0
+  Before before_;
+  bool present_kept_ = false;
+  Digest digest_;
+  std::string record_;
+  Status halted_;
+};
+
+}  // namespace
+
 Result<TrainEnd> Train(const Recipe& recipe, Comm& comm, const JobOptions& job_options,
                        const TrainOptions& options) {
   RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, Job::Make(recipe, comm, job_options));
@@ -127,41 +219,10 @@ Result<TrainEnd> Train(const Recipe& recipe, Comm& comm, const JobOptions& job_o
     }
   }
   RT_RETURN_IF_ERROR(AgreeOnStatus(comm, opened));
+  Trainer trainer(*job, writer.get(), options);
   RT_ASSIGN_OR_RETURN(const std::unique_ptr<Recorder> recorder,
                       Recorder::Make(*job, writer.get(), options.run_dir));
-  RT_ASSIGN_OR_RETURN(Before before, Begin(*job, options, *recorder));
-  const int64_t target = options.until >= 0 ? std::min(options.until, recipe.steps) : recipe.steps;
-  if (job->is_rank0() && options.started) options.started(job->position(), target);
-  TrainEnd end = TrainEnd::kFinished;
-  bool present_kept = before.kept[job->position()];
-  Status halted;
-  std::string record = before.last_record;
-  RT_ASSIGN_OR_RETURN(Digest digest, job->StateDigestNow());
-  while (job->position() < target) {
-    RT_ASSIGN_OR_RETURN(const bool stop, ShouldStop(*job, options.stop));
-    if (stop) {
-      end = TrainEnd::kStopped;
-      break;
-    }
-    const auto begin = std::chrono::steady_clock::now();
-    RT_ASSIGN_OR_RETURN(const Job::Step step, job->Advance());
-    if (step.result.action == UpdateAction::kHalted) {
-      halted = Halted(*job, step.result, options.run_dir, nullptr);
-      break;
-    }
-    const int64_t k = job->position();
-    const bool kept_before = k <= before.last && before.kept[k];
-    const Keep keep = kept_before ? Keep::kNothing : KeepOf(recipe.store, k, 0);
-    RT_RETURN_IF_ERROR(recorder->Record(step, SecondsSince(begin), keep));
-    present_kept = kept_before || keep != Keep::kNothing;
-    digest = step.digest;
-    record = RecordJson(step.result.record);
-    if (job->is_rank0() && options.updated) options.updated(step.result.record, step.digest);
-  }
-  if (!present_kept) RT_RETURN_IF_ERROR(recorder->KeepPresent(digest, record));
-  RT_RETURN_IF_ERROR(recorder->Finish());
-  RT_RETURN_IF_ERROR(halted);
-  return end;
+  return trainer.Run(*recorder);
 }
 
 Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int64_t last,

@@ -18,9 +18,10 @@ struct TrainOptions {
   int64_t until = -1;         // stop after this update; -1: the recipe's steps
   std::string device, isa, libraries;  // for the manifest
 
-  // Rank 0 only. `stop` is asked at each update's boundary; `notice` gets sentences for the user;
+  // Rank 0 only. `stop` and `fire` are asked at each update's boundary; `notice` gets sentences for the user;
   // `started` learns where the job begins; `updated` each update's record.
   std::function<bool()> stop;
+  std::function<bool()> fire;  // true once for each time that the user wants the ring to stay
   std::function<void(const std::string&)> notice;
   std::function<void(int64_t position, int64_t target)> started;
   std::function<void(const UpdateRecord&, const Digest&)> updated;

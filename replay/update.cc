@@ -28,6 +28,21 @@ std::vector<Chunk> ChunksOf(const std::vector<Piece>& pieces) {
   return chunks;
 }
 
+// Sum of the squares of (m / bc1) / (sqrt(v / bc2) + eps) * update_clip: clause 12's quotient, of
+// m and v after the update. FP64, eight chains, added up in order.
+double SumSquaredUpdates(const OptimizerRow& row, const float* m, const float* v, int64_t n) {
+  constexpr int64_t kChains = 8;
+  double sums[kChains] = {};
+  for (int64_t i = 0; i < n; ++i) {
+    const float quotient = (m[i] / row.bias_correction1) /
+                           (math::Sqrt(v[i] / row.bias_correction2) + row.eps) * row.update_clip;
+    sums[i % kChains] += static_cast<double>(quotient) * static_cast<double>(quotient);
+  }
+  double sum = 0;
+  for (double chain : sums) sum += chain;
+  return sum;
+}
+
 double TreeOver(const double* values, int64_t count, int64_t stride) {
   if (count == 1) return values[0];
   return TreeOver(values, count / 2, stride) +
@@ -126,19 +141,17 @@ Status Updater::DigestTokens(const std::vector<int64_t>& samples, UpdateRecord* 
   return {};
 }
 
-// ||g||^2 of each tensor: clause 11.
-Result<std::vector<double>> Updater::TensorSquares() const {
+Result<std::vector<double>> Updater::TensorSums(
+    const std::function<double(int slab, const Piece& piece, int64_t first, int64_t count)>&
+        block_sum) const {
   const Layout& layout = map_.layout();
   const int64_t tensors = static_cast<int64_t>(layout.tensors().size());
   std::vector<double> mine(map_.shard_count() * tensors, 0.0);
   for (int i = 0; i < map_.shard_count(); ++i) {
     const std::vector<Chunk> chunks = ChunksOf(layout.pieces(map_.first_shard() + i));
     std::vector<double> sums(chunks.size());
-    const float* gradient = pass_->gradient(i).data();
     context_.engine.pool().Run(static_cast<int64_t>(chunks.size()), [&](int64_t c, int) {
-      sums[c] = SumSquaresBlock(context_.engine.isa(),
-                                gradient + chunks[c].piece->offset + chunks[c].first,
-                                chunks[c].count);
+      sums[c] = block_sum(i, *chunks[c].piece, chunks[c].first, chunks[c].count);
     });
     for (size_t c = 0; c < chunks.size(); ++c) {
       double& sum = mine[i * tensors + chunks[c].piece->tensor];
@@ -148,11 +161,39 @@ Result<std::vector<double>> Updater::TensorSquares() const {
   std::vector<double> all(layout.shards() * tensors);
   RT_RETURN_IF_ERROR(context_.comm.AllGather(context_.place.tp_group(), mine.data(), all.data(),
                                              mine.size() * sizeof(double)));
-  std::vector<double> squares(tensors);
+  std::vector<double> sums(tensors);
   for (int64_t t = 0; t < tensors; ++t) {
-    squares[t] = TreeOver(all.data() + t, layout.shards(), tensors);
+    sums[t] = TreeOver(all.data() + t, layout.shards(), tensors);
   }
-  return squares;
+  return sums;
+}
+
+// ||g||^2 of each tensor.
+Result<std::vector<double>> Updater::TensorSquares() const {
+  return TensorSums([this](int slab, const Piece& piece, int64_t first, int64_t count) {
+    return SumSquaresBlock(context_.engine.isa(),
+                           pass_->gradient(slab).data() + piece.offset + first, count);
+  });
+}
+
+// Of what AdamW multiplied by the learning rate, decay apart; over the tensors that it moved.
+Result<double> Updater::UpdateRms(const RankState& state, const OptimizerBlock& block) const {
+  RT_ASSIGN_OR_RETURN(
+      const std::vector<double> squares,
+      TensorSums([&](int slab, const Piece& piece, int64_t first, int64_t count) {
+        const OptimizerRow& row = block.rows[piece.tensor];
+        if (row.action == TensorAction::kSkip) return 0.0;
+        const int64_t offset = piece.offset + first;
+        return SumSquaredUpdates(row, state.slab(slab).slab(Component::kM).data() + offset,
+                                 state.slab(slab).slab(Component::kV).data() + offset, count);
+      }));
+  double sum = 0, moved = 0;
+  for (size_t t = 0; t < squares.size(); ++t) {
+    if (block.rows[t].action == TensorAction::kSkip) continue;
+    sum = sum + squares[t];
+    moved += static_cast<double>(map_.layout().tensors()[t].numel());
+  }
+  return moved == 0 ? 0.0 : math::Sqrt(sum / moved);
 }
 
 // The same of each row of a tensor whose rows are divided among the shards.
@@ -260,6 +301,9 @@ Result<UpdateResult> Updater::Run(RankState* state, const UpdateDirective& direc
       recipe_, tensors, counters, clips,
       {.lr = record.lr, .skip = skipped, .skipped_t_moves = directive.skip && directive.t_moves});
   Apply(result.block, state);
+  if (recipe_.store.flight.update_rms > 0) {
+    RT_ASSIGN_OR_RETURN(record.update_rms, UpdateRms(*state, result.block));
+  }
   for (size_t t = 0; t < counters.adam_t.size(); ++t) counters.adam_t[t] = result.block.rows[t].t;
   counters.position += 1;
   counters.schedule_index += directive.schedule_moves ? 1 : 0;

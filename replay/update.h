@@ -65,8 +65,13 @@ class Updater {
  private:
   Result<std::vector<TokenBatch>> ReadStep(const std::vector<int64_t>& samples) const;
   Result<GradientSquares> Squares() const;
+  // Per tensor, the sum of what `block_sum` says of each of its blocks: clause 11.
+  Result<std::vector<double>> TensorSums(
+      const std::function<double(int slab, const Piece& piece, int64_t first, int64_t count)>&
+          block_sum) const;
   Result<std::vector<double>> TensorSquares() const;
   Result<std::vector<double>> RowSquares(int tensor) const;
+  Result<double> UpdateRms(const RankState& state, const OptimizerBlock& block) const;
   Status Measure(const RankState& state, const UpdateDirective& directive, UpdateRecord* record);
   UpdateAction Decide(const UpdateDirective& directive, UpdateResult* result) const;
   void Apply(const OptimizerBlock& block, RankState* state);

@@ -18,10 +18,17 @@ void AddLogCommand(CLI::App& app);
 void AddShowCommand(CLI::App& app);
 void AddDiffCommand(CLI::App& app);
 void AddVerifyCommand(CLI::App& app);
+void AddFsckCommand(CLI::App& app);
+void AddRepairCommand(CLI::App& app);
+void AddDensifyCommand(CLI::App& app);
+void AddPruneCommand(CLI::App& app);
+void AddPackCommand(CLI::App& app);
+void AddDuCommand(CLI::App& app);
 void AddRecipeCommand(CLI::App& app);
 void AddInterventionsCommand(CLI::App& app);
 void AddSelftestCommand(CLI::App& app);
 void AddBenchCommand(CLI::App& app);
+void AddBenchStoreCommands(CLI::App& bench);  // those of `bench` that are about the store
 void AddManualCommands(CLI::App& app);
 
 }  // namespace retrace

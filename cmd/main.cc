@@ -74,6 +74,12 @@ int main(int argc, char** argv) {
   retrace::AddShowCommand(app);
   retrace::AddDiffCommand(app);
   retrace::AddVerifyCommand(app);
+  retrace::AddFsckCommand(app);
+  retrace::AddRepairCommand(app);
+  retrace::AddDensifyCommand(app);
+  retrace::AddPruneCommand(app);
+  retrace::AddPackCommand(app);
+  retrace::AddDuCommand(app);
   retrace::AddRecipeCommand(app);
   retrace::AddInterventionsCommand(app);
   retrace::AddSelftestCommand(app);

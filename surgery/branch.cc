@@ -18,13 +18,6 @@ Status CheckRange(const RunReader& run, int64_t first, int64_t last, bool record
                                 from, to));
 }
 
-// All that the run was made under.
-Result<InterventionScript> ParentScript(const RunReader& run) {
-  const int64_t begin = run.history().first_position() + 1;
-  RT_ASSIGN_OR_RETURN(std::vector<Intervention> all, InheritedInterventions(run, begin));
-  return InterventionScript::Make(std::move(all), begin, std::numeric_limits<int64_t>::max());
-}
-
 // The state before update `first`, replayed from the nearest kept one where it is not kept itself.
 Status GoBeforeWith(const RunReader& run, Job& job, int64_t first, InterventionScript* script) {
   const Timeline timeline(run, job.layout(), job.engine());
@@ -68,9 +61,15 @@ Result<std::vector<Intervention>> InheritedInterventions(const RunReader& run, i
   return inherited;
 }
 
+Result<InterventionScript> RecordedScript(const RunReader& run) {
+  const int64_t begin = run.history().first_position() + 1;
+  RT_ASSIGN_OR_RETURN(std::vector<Intervention> all, InheritedInterventions(run, begin));
+  return InterventionScript::Make(std::move(all), begin, std::numeric_limits<int64_t>::max());
+}
+
 Status GoBefore(const RunReader& run, Job& job, int64_t first) {
   RT_RETURN_IF_ERROR(CheckRange(run, first, first, false));
-  RT_ASSIGN_OR_RETURN(InterventionScript script, ParentScript(run));
+  RT_ASSIGN_OR_RETURN(InterventionScript script, RecordedScript(run));
   return GoBeforeWith(run, job, first, &script);
 }
 
@@ -106,7 +105,7 @@ Result<bool> ReplayAsRecorded(const RunReader& run, Job& job, int64_t first, int
 Result<bool> ReplayHere(const RunReader& run, Job& job, int64_t last,
                         const std::function<void(const ReplayedUpdate&)>& visit) {
   RT_RETURN_IF_ERROR(CheckRange(run, job.position() + 1, last, true));
-  RT_ASSIGN_OR_RETURN(InterventionScript script, ParentScript(run));
+  RT_ASSIGN_OR_RETURN(InterventionScript script, RecordedScript(run));
   while (job.position() < last) {
     if (job.position() > run.history().first_position()) {
       RT_ASSIGN_OR_RETURN(const bool edited, job.Edit(&script));

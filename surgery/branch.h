@@ -18,6 +18,9 @@ namespace retrace {
 // nothing. Errors: kDamaged where the lineage names interventions that this build does not know.
 Result<std::vector<Intervention>> InheritedInterventions(const RunReader& run, int64_t first);
 
+// All that the run was made under, from its first update on.
+Result<InterventionScript> RecordedScript(const RunReader& run);
+
 // Takes the job to RUN@(first-1), replayed from the nearest kept state where it is not kept itself.
 // Errors: kUsage where the run does not have it; kDamaged where replay towards it parts from the
 // recording.

@@ -94,7 +94,7 @@ TEST(RecipeCommand, KeysListsAllASectionOrOne) {
   const Json all = ParseJson(Retrace("recipe keys --json"));
   const Json store = ParseJson(Retrace("recipe keys store --json"));
   EXPECT_GT(all.size(), 100u);
-  EXPECT_EQ(3u, store.size());
+  EXPECT_EQ(12u, store.size());
   EXPECT_EQ(1u, ParseJson(Retrace("recipe keys optimizer.clip --json")).size());
   const Finished wrong = Retrace("recipe keys optimizer.klip");
   EXPECT_EQ(2, wrong.code);

@@ -16,7 +16,6 @@
 #include "cmd/text_table.h"
 #include "core/recipe_toml.h"
 #include "formats/file_ops.h"
-#include "formats/store_bench.h"
 #include "kernels/gemm_bench.h"
 #include "kernels/op_samples.h"
 #include "replay/random_batches.h"
@@ -34,11 +33,12 @@ constexpr char kExamples[] = R"(Examples:
   retrace bench step examples/bench_100m.toml --updates 5 --tp 2 --random-tokens
   retrace bench step examples/bench_spike.toml --random-tokens --profile trace.json
   retrace bench store runs/demo
+  retrace bench stall examples/demo.toml --tp 2
 Each speed stands beside that of a named peer, measured in the same run: the scalar kernels of the same
-bits, or zstd alone. Nothing here changes a file.)";
+bits, zstd alone, memcpy, updates that keep nothing. Nothing here changes a run.)";
 
 struct BenchFlags {
-  std::string recipe, run, profile;
+  std::string recipe, profile;
   std::vector<std::string> overrides;
   bool fp64 = false, no_scalar = false, random_tokens = false;
   double seconds = 0.2;
@@ -264,42 +264,6 @@ void RunStep(BenchFlags flags) {
   PrintSteps(flags, plan, options, steps);
 }
 
-// ------------------------------------------------------------------------------------------ store
-
-void RunStore(const BenchFlags& flags) {
-  const RunReader run = OrFail(RunReader::Open(flags.run));
-  const Recipe recipe = OrFail(ParseRecipe(run.recipe_text(), flags.run + "/recipe.toml"));
-  const Layout layout = OrFail(Layout::Make(recipe.model, recipe.topology.virtual_shards));
-  const JournalSize size = OrFail(MeasureJournals(run, layout));
-  if (size.steps == 0) Fail(UsageError(flags.run + ": expected a run that keeps journals"));
-  const JournalSpeed speed =
-      OrFail(MeasureJournalSpeed(run, layout, size.last_step, flags.seconds));
-  const double megabytes = static_cast<double>(speed.input_bytes) / 1e6;
-  const double file_rate = megabytes / speed.file_seconds;
-  const double bare_rate = megabytes / speed.bare_seconds;
-  if (flags.output.json) {
-    return PrintJson({{"run", flags.run},
-                      {"journals", size.steps},
-                      {"parameters", size.parameters},
-                      {"rank_file_bytes", size.rank_file_bytes},
-                      {"master_bytes", size.master_bytes},
-                      {"bytes_per_parameter", size.BytesPerParameter()},
-                      {"file_megabytes_per_second", file_rate},
-                      {"bare_megabytes_per_second", bare_rate},
-                      {"file_bytes", speed.file_bytes},
-                      {"bare_bytes", speed.bare_bytes},
-                      {"ratio", file_rate / bare_rate}});
-  }
-  fmt::print("{}: {} journals of {} parameters\n", flags.run, size.steps, size.parameters);
-  fmt::print("size    {:.3f} bytes a parameter and step ({} of rank files, {} of masters)\n",
-             size.BytesPerParameter(), ByteText(static_cast<double>(size.rank_file_bytes)),
-             ByteText(static_cast<double>(size.master_bytes)));
-  fmt::print("speed   {:.0f} MB/s on one thread, to a finished file with its digests\n", file_rate);
-  fmt::print("peer    {:.0f} MB/s, shuffle and zstd level 1 alone; ratio {:.2f}\n", bare_rate,
-             file_rate / bare_rate);
-  fmt::print("        its bytes: {}, the file's: {}\n", speed.bare_bytes, speed.file_bytes);
-}
-
 // --------------------------------------------------------------------------------------- commands
 
 CLI::App* AddPart(CLI::App& bench, const char* name, const char* summary, const Flags& flags,
@@ -355,9 +319,7 @@ void AddBenchCommand(CLI::App& app) {
   step->add_option("--profile", flags->profile,
                    "Write rank 0's time op by op to this file (Chrome trace format)");
   AddJobFlags(step, &flags->job);
-  CLI::App* store = AddPart(*bench, "store", "Size and speed of a run's journals", flags, RunStore);
-  store->add_option("run", flags->run, "A recording that keeps journals")->required();
-  AddSeconds(store, flags);
+  AddBenchStoreCommands(*bench);
 }
 
 }  // namespace retrace

@@ -57,8 +57,8 @@ void RunDensify(DensifyFlags flags) {
   const Layout layout = OrFail(Layout::Make(recipe.model, recipe.topology.virtual_shards));
   const ResolvedJob job = OrFail(ResolveJob(flags.job));
   if (!job.speaks()) flags.output.quiet = true;
-  const RebuildPlan plan = OrFail(
-      PlanDensify(run, layout, range.first - 1, range.last, recipe.store.keyframe_every));
+  const RebuildPlan plan =
+      OrFail(PlanDensify(run, layout, range.first - 1, range.last, recipe.store.keyframe_every));
   if (!flags.dry_run && !plan.empty()) {
     const KeepLine hold = {range.first - 1, range.last, run.history().last_position(),
                            kDensifyTrigger, "retrace densify --steps " + flags.steps};

@@ -71,15 +71,19 @@ Json JsonOf(const OpenedRun& run, const DiskUse& use) {
   }
   for (size_t t = 0; t < use.tensors.size(); ++t) {
     const TensorSpec& spec = run.layout().tensors()[t];
-    tensors.push_back({{"name", spec.name},
-                       {"elements", spec.numel()},
-                       {"kinds", KindsJson(use.tensors[t])}});
+    tensors.push_back(
+        {{"name", spec.name}, {"elements", spec.numel()}, {"kinds", KindsJson(use.tensors[t])}});
   }
-  return {{"run", run.dir()},         {"parameters", run.layout().parameters()},
-          {"total", use.total()},     {"kinds", KindsJson(use.kinds())},
-          {"containers", rest.container}, {"masters", rest.master},
-          {"ledger", use.ledger},     {"frozen", use.frozen},
-          {"unnamed", use.unnamed},   {"steps", steps},
+  return {{"run", run.dir()},
+          {"parameters", run.layout().parameters()},
+          {"total", use.total()},
+          {"kinds", KindsJson(use.kinds())},
+          {"containers", rest.container},
+          {"masters", rest.master},
+          {"ledger", use.ledger},
+          {"frozen", use.frozen},
+          {"unnamed", use.unnamed},
+          {"steps", steps},
           {"tensors", tensors}};
 }
 
@@ -92,8 +96,8 @@ std::string ByKind(const Flags& flags, const OpenedRun& run, const DiskUse& use)
     const auto steps = std::count_if(use.steps.begin(), use.steps.end(),
                                      [i](const StepUse& step) { return step.kinds[i] > 0; });
     if (steps == 0) continue;
-    const double each = kinds[i] / static_cast<double>(steps) /
-                        static_cast<double>(run.layout().parameters());
+    const double each =
+        kinds[i] / static_cast<double>(steps) / static_cast<double>(run.layout().parameters());
     table.AddRow({SlabKindName(kind), Bytes(kinds[i]), std::to_string(steps),
                   IsPartial(kind) ? "" : fmt::format("{:.3f}", each)});
   }
@@ -129,9 +133,8 @@ std::string ByTensor(const Flags& flags, const OpenedRun& run, const DiskUse& us
   TextTable table({{"tensor", true}, {"elements"}, {"bytes"}, {"share"}});
   std::vector<size_t> order(use.tensors.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return Sum(use.tensors[a]) > Sum(use.tensors[b]);
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return Sum(use.tensors[a]) > Sum(use.tensors[b]); });
   if (flags.top > 0) order.resize(std::min(order.size(), static_cast<size_t>(flags.top)));
   const double all = std::max(1.0, Sum(use.kinds()));
   for (size_t t : order) {

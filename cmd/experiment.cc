@@ -123,14 +123,13 @@ void PrintForecast(const ExperimentFlags& flags, const ExperimentPlan& plan,
                                 const ExperimentNames& names, const ExperimentResult& result) {
   const ReplayedUpdate& u = *result.control_differs;
   if (flags.output.json) PrintReport(ExperimentJson(names, plan, result));
-  fmt::print(stderr,
-             "retrace: no verdict: the control, lived again as recorded, differs at update {}: "
-             "expected state {}, got {}{}. {}\n",
-             u.update, u.expected.Hex(), u.got.Hex(), u.same_state ? " (the record differs)" : "",
-             plan.over_seeds()
-                 ? "'retrace selftest' looks for what is not repeatable on this machine"
-                 : fmt::format("'retrace replay {} --steps {}..{}' shows it", flags.run, plan.first,
-                               plan.last));
+  SayError(fmt::format(
+      "retrace: no verdict: the control, lived again as recorded, differs at update {}: expected "
+      "state {}, got {}{}. {}",
+      u.update, u.expected.Hex(), u.got.Hex(), u.same_state ? " (the record differs)" : "",
+      plan.over_seeds() ? "'retrace selftest' looks for what is not repeatable on this machine"
+                        : fmt::format("'retrace replay {} --steps {}..{}' shows it", flags.run,
+                                      plan.first, plan.last)));
   Exit(1);
 }
 

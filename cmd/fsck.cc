@@ -33,13 +33,11 @@ struct FsckFlags {
 
 void PrintReport(const FsckFlags& flags, const FileReport& report) {
   if (flags.output.json) {
-    const Json json = {{"run", flags.run},
-                       {"deep", flags.deep},
-                       {"fine", report.fine()},
-                       {"ledger_lines", report.ledger_lines},
-                       {"steps", report.steps},
-                       {"damage", Json::parse(DamageJson(report.damage))},
-                       {"remarks", report.remarks}};
+    const Json json = {
+        {"run", flags.run},         {"deep", flags.deep},
+        {"fine", report.fine()},    {"ledger_lines", report.ledger_lines},
+        {"steps", report.steps},    {"damage", Json::parse(DamageJson(report.damage))},
+        {"remarks", report.remarks}};
     return retrace::PrintReport(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   }
   std::string text = DamageText(flags.output, report.damage, report.remarks);
@@ -49,8 +47,9 @@ void PrintReport(const FsckFlags& flags, const FileReport& report) {
   if (report.fine()) {
     text += fmt::format("{}: {}\n", flags.run, Tinted(flags.output, Tint::kGreen, "all is fine"));
   } else {
-    text += fmt::format("{}: {} damaged; 'retrace repair {} --dry-run' says what can be made again\n",
-                        flags.run, report.damage.size(), flags.run);
+    text +=
+        fmt::format("{}: {} damaged; 'retrace repair {} --dry-run' says what can be made again\n",
+                    flags.run, report.damage.size(), flags.run);
   }
   retrace::PrintReport(text);
 }
@@ -58,12 +57,13 @@ void PrintReport(const FsckFlags& flags, const FileReport& report) {
 void RunFsck(const FsckFlags& flags) {
   const int threads = flags.threads > 0 ? flags.threads : AvailableCpus();
   std::unique_ptr<Progress> progress;
-  Result<FileReport> report = CheckRunFiles(
-      flags.run, flags.deep ? CheckDepth::kDeep : CheckDepth::kQuick, threads,
-      [&](int64_t done, int64_t total) {
-        if (!progress) progress = std::make_unique<Progress>(flags.output, "fsck", 0, total);
-        progress->Show(done, "");
-      });
+  Result<FileReport> report =
+      CheckRunFiles(flags.run, flags.deep ? CheckDepth::kDeep : CheckDepth::kQuick, threads,
+                    [&](int64_t done, int64_t total) {
+                      if (!progress)
+                        progress = std::make_unique<Progress>(flags.output, "fsck", 0, total);
+                      progress->Show(done, "");
+                    });
   progress.reset();
   OrFail(report.status());
   PrintReport(flags, *report);
@@ -77,7 +77,8 @@ void AddFsckCommand(CLI::App& app) {
       app.add_subcommand("fsck", "Check a run's files against the digests and sizes recorded");
   auto flags = std::make_shared<FsckFlags>();
   fsck->add_option("run", flags->run, "The recording")->required();
-  fsck->add_flag("--deep", flags->deep, "Every byte and every tensor, not only structure and sizes");
+  fsck->add_flag("--deep", flags->deep,
+                 "Every byte and every tensor, not only structure and sizes");
   fsck->add_option("--threads", flags->threads, "Threads; 0: one for each processor")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

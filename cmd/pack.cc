@@ -54,8 +54,8 @@ Totals PackSteps(const Flags& flags, const OpenedRun& run, RunWriter* writer,
   Totals totals;
   Progress progress(flags.output, "pack", 0, std::ssize(positions));
   for (int64_t position : positions) {
-    const PackedStep step = OrFail(
-        PackStep(run.reader(), run.layout(), position, flags.level, threads, writer));
+    const PackedStep step =
+        OrFail(PackStep(run.reader(), run.layout(), position, flags.level, threads, writer));
     ++totals.steps;
     totals.replaced += step.smaller ? 1 : 0;
     totals.before_bytes += step.before_bytes;
@@ -83,16 +83,16 @@ void Print(const Flags& flags, const Pruned& pruned, const Totals& totals) {
     text += fmt::format("{}drop positions {}, {}\n", would, RangesText(pruned.positions),
                         ByteText(pruned.bytes));
   }
-  text += fmt::format("{}: {}replace {} of {} steps; rank files {} -> {}\n", flags.run, would,
-                      totals.replaced, totals.steps,
-                      ByteText(static_cast<double>(totals.before_bytes)),
-                      ByteText(static_cast<double>(totals.after_bytes)));
+  text +=
+      fmt::format("{}: {}replace {} of {} steps; rank files {} -> {}\n", flags.run, would,
+                  totals.replaced, totals.steps, ByteText(static_cast<double>(totals.before_bytes)),
+                  ByteText(static_cast<double>(totals.after_bytes)));
   PrintReport(text);
 }
 
 void RunPack(const Flags& flags) {
   auto run = OrFail(OpenedRun::Open(flags.run));
-  const PrunePolicy policy = OrFail(PrunePolicyOf(flags.prune, run->recipe()));
+  const PrunePolicy policy = OrFail(PrunePolicyOf(flags.prune, *run));
   const DiskUse use = OrFail(MeasureDiskUse(run->reader(), run->layout()));
   std::unique_ptr<RunWriter> writer;
   if (!flags.dry_run) {
@@ -111,7 +111,9 @@ void AddPackCommand(CLI::App& app) {
   CLI::App* pack = app.add_subcommand("pack", "Encode a run's steps anew, smaller, and prune it");
   auto flags = std::make_shared<Flags>();
   pack->add_option("run", flags->run, "The recording")->required();
-  pack->add_option("--level", flags->level, "Of zstd")->check(CLI::Range(1, 19))->capture_default_str();
+  pack->add_option("--level", flags->level, "Of zstd")
+      ->check(CLI::Range(1, 19))
+      ->capture_default_str();
   pack->add_option("--threads", flags->threads, "Threads; 0: one for each processor")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

@@ -40,17 +40,18 @@ void Print(const Flags& flags, const Pruned& pruned) {
     return PrintReport(json.dump(2) + "\n");
   }
   if (pruned.positions.empty()) {
-    return PrintReport(flags.run + ": nothing to prune; all that is kept leads to a state that the "
-                                   "policy keeps\n");
+    return PrintReport(flags.run +
+                       ": nothing to prune; all that is kept leads to a state that the "
+                       "policy keeps\n");
   }
   PrintReport(fmt::format("{}: {} the files of positions {}, {}\n", flags.run,
-                          flags.dry_run ? "would remove" : "removed",
-                          RangesText(pruned.positions), ByteText(pruned.bytes)));
+                          flags.dry_run ? "would remove" : "removed", RangesText(pruned.positions),
+                          ByteText(pruned.bytes)));
 }
 
 void RunPrune(const Flags& flags) {
   const auto run = OrFail(OpenedRun::Open(flags.run));
-  const PrunePolicy policy = OrFail(PrunePolicyOf(flags.prune, run->recipe()));
+  const PrunePolicy policy = OrFail(PrunePolicyOf(flags.prune, *run));
   const DiskUse use = OrFail(MeasureDiskUse(run->reader(), run->layout()));
   std::vector<PositionRange> ranges = PlanPrune(run->history(), policy);
   if (!flags.dry_run && !ranges.empty()) {
@@ -66,7 +67,8 @@ void RunPrune(const Flags& flags) {
 }  // namespace
 
 void AddPruneCommand(CLI::App& app) {
-  CLI::App* prune = app.add_subcommand("prune", "Remove the files of states that are not to be kept");
+  CLI::App* prune =
+      app.add_subcommand("prune", "Remove the files of states that are not to be kept");
   auto flags = std::make_shared<Flags>();
   prune->add_option("run", flags->run, "The recording")->required();
   AddPruneFlags(prune, &flags->prune);

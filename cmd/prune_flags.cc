@@ -21,9 +21,14 @@ void AddPruneFlags(CLI::App* command, PruneFlags* flags) {
                     "What the flight recorder or densify made stay may go, too");
 }
 
-Result<PrunePolicy> PrunePolicyOf(const PruneFlags& flags, const Recipe& recipe) {
-  PrunePolicy policy{recipe.store, flags.release_held};
-  if (!flags.given) return policy;
+Result<PrunePolicy> PrunePolicyOf(const PruneFlags& flags, const OpenedRun& run) {
+  PrunePolicy policy{run.recipe().store, flags.release_held};
+  if (!flags.given) {
+    if (!run.history().header.lineage) return policy;
+    policy.store.window_first = run.history().first_position();
+    policy.store.window_last = run.history().last_position();
+    return policy;
+  }
   policy.store = StoreRecipe();
   policy.store.every = flags.every;
   policy.store.keep_last = flags.keep_last;

@@ -27,7 +27,9 @@ struct PruneFlags {
 void AddPruneFlags(CLI::App* command, PruneFlags* flags);
 
 // Errors: kUsage for a bad window.
-Result<PrunePolicy> PrunePolicyOf(const PruneFlags& flags, const Recipe& recipe);
+// Without flags a run's policy is its recipe's; a branch was told what to keep when it was made, so
+// all of it.
+Result<PrunePolicy> PrunePolicyOf(const PruneFlags& flags, const OpenedRun& run);
 
 // What goes, with the bytes that it takes.
 struct Pruned {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "cmd/console.h"
 #include "cmd/opened_run.h"
 #include "core/recipe_toml.h"
 
@@ -46,8 +47,8 @@ std::string RebuildPlanText(const RebuildPlan& plan) {
   const std::vector<int64_t> journals = Positions(plan, Keep::kJournal);
   if (!keyframes.empty()) text += "keyframes  " + RangesText(keyframes) + "\n";
   if (!journals.empty()) text += "journals   " + RangesText(journals) + "\n";
-  return text + fmt::format("cost       {} updates to live again, about {} on disk\n",
-                            plan.updates, ByteText(static_cast<double>(plan.bytes)));
+  return text + fmt::format("cost       {} updates to live again, about {} on disk\n", plan.updates,
+                            ByteText(static_cast<double>(plan.bytes)));
 }
 
 std::string RebuildPlanJson(const RebuildPlan& plan) {
@@ -69,7 +70,7 @@ Status RunRebuild(const ResolvedJob& job, const OutputFlags& output, const std::
     progress->Show(std::min(updates, plan.updates), "");
   };
   const auto note = [&](const std::string& line) {
-    if (!output.quiet) fmt::print(stderr, "{}\n", line);
+    if (!output.quiet) SayError(line);
   };
   return RunJob(job, note, [&](Comm& comm) -> Status {
     RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> rank, Job::Make(recipe, comm, job.options));

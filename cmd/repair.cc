@@ -40,8 +40,8 @@ constexpr int kDamagedCode = static_cast<int>(StatusCode::kDamaged);
 FileReport Look(const RepairFlags& flags, const ResolvedJob& job) {
   std::unique_ptr<Progress> progress;
   const int threads = job.options.threads * (job.launched ? 1 : job.options.tp * job.options.dp);
-  Result<FileReport> report = CheckRunFiles(
-      flags.run, CheckDepth::kDeep, threads, [&](int64_t done, int64_t total) {
+  Result<FileReport> report =
+      CheckRunFiles(flags.run, CheckDepth::kDeep, threads, [&](int64_t done, int64_t total) {
         if (!progress) progress = std::make_unique<Progress>(flags.output, "fsck", 0, total);
         progress->Show(done, "");
       });
@@ -65,8 +65,7 @@ void Print(const RepairFlags& flags, const FileReport& report, const RebuildPlan
 }
 
 // The damaged steps; fails where what is damaged is no step.
-std::vector<int64_t> DamagedSteps(const RepairFlags& flags, const FileReport& report,
-                                  bool speaks) {
+std::vector<int64_t> DamagedSteps(const RepairFlags& flags, const FileReport& report, bool speaks) {
   std::set<int64_t> positions;
   for (const Damage& damage : report.damage) {
     if (damage.position >= 0) {
@@ -74,9 +73,10 @@ std::vector<int64_t> DamagedSteps(const RepairFlags& flags, const FileReport& re
       continue;
     }
     if (speaks) {
-      Print(flags, report, {},
-            "the ledger, recipe.toml or manifest.json is damaged and can not be made again; restore "
-            "it from a copy");
+      Print(
+          flags, report, {},
+          "the ledger, recipe.toml or manifest.json is damaged and can not be made again; restore "
+          "it from a copy");
     }
     Exit(kDamagedCode);
   }
@@ -105,8 +105,9 @@ void RunRepair(RepairFlags flags) {
   const Status status = RunRebuild(job, flags.output, "repair", run, plan, std::nullopt);
   if (!status.ok()) Fail(status);
   if (job.speaks()) {
-    Print(flags, report, plan, fmt::format("{} step{} made again, proven by digest",
-                                           plan.steps.size(), plan.steps.size() == 1 ? "" : "s"));
+    Print(flags, report, plan,
+          fmt::format("{} step{} made again, proven by digest", plan.steps.size(),
+                      plan.steps.size() == 1 ? "" : "s"));
   }
 }
 

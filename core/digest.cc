@@ -2,8 +2,15 @@
 
 #include <cstring>
 
-#define XXH_INLINE_ALL
+// The library's functions choose the processor's widest vectors (three times as fast with AVX2 as
+// what an inlined copy is compiled to); the digest is the same.
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>
+#else
 #include <xxhash.h>
+#endif
+
+#include "core/check.h"
 
 namespace retrace {
 namespace {
@@ -69,21 +76,24 @@ Digest TensorDigest(const void* data, size_t size_bytes) {
   return DigestOf(leaves);
 }
 
+// Made by the library, which alone knows its size.
 struct DigestStream::State {
-  XXH3_state_t xxh;
+  XXH3_state_t* xxh = XXH3_createState();
+  ~State() { XXH3_freeState(xxh); }
 };
 
 DigestStream::DigestStream() : state_(std::make_unique<State>()) {
-  XXH3_128bits_reset(&state_->xxh);
+  RT_CHECK(state_->xxh != nullptr);
+  XXH3_128bits_reset(state_->xxh);
 }
 DigestStream::~DigestStream() = default;
 DigestStream::DigestStream(DigestStream&&) noexcept = default;
 DigestStream& DigestStream::operator=(DigestStream&&) noexcept = default;
 
 void DigestStream::Update(const void* data, size_t size_bytes) {
-  XXH3_128bits_update(&state_->xxh, data, size_bytes);
+  XXH3_128bits_update(state_->xxh, data, size_bytes);
 }
 
-Digest DigestStream::Finish() const { return FromXxh(XXH3_128bits_digest(&state_->xxh)); }
+Digest DigestStream::Finish() const { return FromXxh(XXH3_128bits_digest(state_->xxh)); }
 
 }  // namespace retrace

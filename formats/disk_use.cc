@@ -18,13 +18,12 @@ void AddSlab(const Layout& layout, const SlabInfo& slab, StepUse* step,
   const size_t kind = static_cast<size_t>(slab.id.kind);
   const std::vector<int> indices = SlabPieces(layout, slab.id);
   const int64_t numel = SlabNumel(layout, slab.id);
-  size_t next = 0;         // of indices
-  int64_t piece_end = 0;   // element at which the piece before `next` ends
+  size_t next = 0;        // of indices
+  int64_t piece_end = 0;  // element at which the piece before `next` ends
   int64_t chunk_first = 0;
   for (const ChunkPlace& chunk : slab.chunks) {
     step->kinds[kind] += static_cast<double>(chunk.size);
-    const int64_t chunk_last =
-        std::min(numel, chunk_first + static_cast<int64_t>(kChunkElements));
+    const int64_t chunk_last = std::min(numel, chunk_first + static_cast<int64_t>(kChunkElements));
     const double per_element =
         static_cast<double>(chunk.size) / static_cast<double>(chunk_last - chunk_first);
     for (int64_t at = chunk_first; at < chunk_last;) {

@@ -12,7 +12,8 @@
 
 namespace retrace {
 
-// Bytes of compressed chunks by kind. A chunk that several tensors share is divided by their elements.
+// Bytes of compressed chunks by kind. A chunk that several tensors share is divided by their
+// elements.
 using KindBytes = std::array<double, kSlabKinds.size()>;
 
 struct StepUse {
@@ -35,8 +36,7 @@ struct DiskUse {
 };
 
 // From the masters alone. Errors: those of reading them.
-Result<DiskUse> MeasureDiskUse(const RunReader& run, const Layout& layout,
-                               FileOps ops = FileOps());
+Result<DiskUse> MeasureDiskUse(const RunReader& run, const Layout& layout, FileOps ops = FileOps());
 
 }  // namespace retrace
 

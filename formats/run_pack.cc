@@ -4,8 +4,8 @@
 
 namespace retrace {
 
-Result<PackedStep> PackStep(const RunReader& run, const Layout& layout, int64_t position,
-                            int level, int threads, RunWriter* writer, FileOps ops) {
+Result<PackedStep> PackStep(const RunReader& run, const Layout& layout, int64_t position, int level,
+                            int threads, RunWriter* writer, FileOps ops) {
   constexpr int kRank = 0;
   RT_ASSIGN_OR_RETURN(const StepContents step, run.ReadStep(layout, position));
   const int64_t attempt = writer != nullptr ? writer->attempt() : step.index.attempt;
@@ -18,8 +18,8 @@ Result<PackedStep> PackStep(const RunReader& run, const Layout& layout, int64_t 
   }
   packed.smaller = packed.after_bytes <= packed.before_bytes - packed.before_bytes / 100;
   if (!packed.smaller || writer == nullptr) return packed;
-  RT_RETURN_IF_ERROR(PublishFile(ops, run.dir() + "/" + kStepsName, file.info.name,
-                                 file.bytes.view()));
+  RT_RETURN_IF_ERROR(
+      PublishFile(ops, run.dir() + "/" + kStepsName, file.info.name, file.bytes.view()));
   const PositionEntry& entry = *run.history().Find(position);
   StepCommit commit;
   commit.digest = entry.digest;

@@ -16,11 +16,11 @@ struct PackedStep {
   bool smaller = false;                       // else the step stays as it is
 };
 
-// Reads the step, verified, and encodes it; where that is at least 1 % smaller it takes the place of
-// what is there, by a commit of its own. writer: nullptr only measures. level: of zstd.
-// Errors: kDamaged, located; kFailed.
-Result<PackedStep> PackStep(const RunReader& run, const Layout& layout, int64_t position,
-                            int level, int threads, RunWriter* writer, FileOps ops = FileOps());
+// Reads the step, verified, and encodes it; where that is at least 1 % smaller it takes the place
+// of what is there, by a commit of its own. writer: nullptr only measures. level: of zstd. Errors:
+// kDamaged, located; kFailed.
+Result<PackedStep> PackStep(const RunReader& run, const Layout& layout, int64_t position, int level,
+                            int threads, RunWriter* writer, FileOps ops = FileOps());
 
 }  // namespace retrace
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <memory>
 #include <vector>
 
@@ -13,19 +14,22 @@
 namespace retrace {
 namespace {
 
-// The fastest of several calls of f, which last about `seconds` in all.
+Seconds Now() {
+  const auto wall = std::chrono::steady_clock::now().time_since_epoch();
+  timespec processor{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &processor);
+  return {std::chrono::duration<double>(wall).count(),
+          static_cast<double>(processor.tv_sec) + 1e-9 * static_cast<double>(processor.tv_nsec)};
+}
+
+// Keeps the least of each.
 template <class F>
-double Fastest(double seconds, F f) {
-  double fastest = 1e300, spent = 0;
-  for (int pass = 0; pass < 3 || spent < seconds; ++pass) {
-    const auto begin = std::chrono::steady_clock::now();
-    f();
-    const double took =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    fastest = std::min(fastest, took);
-    spent += took;
-  }
-  return fastest;
+void Time(F f, Seconds* least) {
+  const Seconds begin = Now();
+  f();
+  const Seconds end = Now();
+  least->wall = std::min(least->wall, end.wall - begin.wall);
+  least->processor = std::min(least->processor, end.processor - begin.processor);
 }
 
 struct FreeContext {
@@ -59,20 +63,46 @@ class BareCompressor {
 
 }  // namespace
 
-Result<JournalSize> MeasureJournals(const RunReader& run, const Layout& layout) {
+double StoreSize::JournalBytes() const {
+  const double steps = static_cast<double>(journals), all = static_cast<double>(parameters);
+  const double ledger = static_cast<double>(ledger_bytes) / static_cast<double>(positions);
+  return (static_cast<double>(journal_rank_bytes + journal_master_bytes) / steps + ledger) / all;
+}
+
+double StoreSize::KeyframeBytes() const {
+  if (keyframes == 0) return 0;
+  const double ledger = static_cast<double>(ledger_bytes) / static_cast<double>(positions);
+  return (static_cast<double>(keyframe_bytes) / static_cast<double>(keyframes) + ledger) /
+         static_cast<double>(parameters);
+}
+
+double StoreSize::AmortisedBytes(int64_t k) const {
+  const double steps = static_cast<double>(k);
+  return (KeyframeBytes() + (steps - 1) * JournalBytes()) / steps;
+}
+
+Result<StoreSize> MeasureStore(const RunReader& run, const Layout& layout) {
   const RunHistory& history = run.history();
-  JournalSize size;
+  StoreSize size;
   size.parameters = layout.parameters();
+  size.ledger_bytes = std::max<int64_t>(0, FileOps().Size(run.dir() + "/" + kLedgerName));
+  size.positions = std::ssize(history.positions);
   for (int64_t k = history.first_position(); k <= history.last_position(); ++k) {
     const PositionEntry& entry = *history.Find(k);
-    if (!entry.HasJournal() || entry.HasKeyframe() || entry.HasPartial()) continue;
+    if (!entry.master || entry.HasPartial() || entry.HasJournal() == entry.HasKeyframe()) continue;
     RT_ASSIGN_OR_RETURN(const StepIndex index, run.ReadIndex(k));
-    ++size.steps;
-    size.last_step = k;
-    size.master_bytes += static_cast<int64_t>(entry.master->size);
-    for (const RankFileInfo& file : index.files) {
-      size.rank_file_bytes += static_cast<int64_t>(file.size);
+    int64_t rank_bytes = 0;
+    for (const RankFileInfo& file : index.files) rank_bytes += static_cast<int64_t>(file.size);
+    const int64_t master_bytes = static_cast<int64_t>(entry.master->size);
+    if (entry.HasKeyframe()) {
+      ++size.keyframes;
+      size.keyframe_bytes += rank_bytes + master_bytes;
+      continue;
     }
+    ++size.journals;
+    size.journal_rank_bytes += rank_bytes;
+    size.journal_master_bytes += master_bytes;
+    size.last_journal = k;
   }
   return size;
 }
@@ -82,27 +112,33 @@ Result<JournalSpeed> MeasureJournalSpeed(const RunReader& run, const Layout& lay
   Journal journal;
   RT_RETURN_IF_ERROR(run.ReadJournal(layout, position, 0, layout.shards(), &journal));
   JournalSpeed speed;
+  speed.file = speed.bare = {1e300, 1e300};
   std::vector<SlabContents> slabs;
   for (int s = 0; s < layout.shards(); ++s) {
     slabs.push_back({{s, SlabKind::kG, {}}, journal.gradients[s].data()});
     speed.input_bytes += layout.slab_numel(s) * static_cast<int64_t>(sizeof(float));
   }
   Status status;
-  speed.file_seconds = Fastest(seconds, [&] {
-    const Result<RankFile> file = BuildRankFile(layout, position, 1, 0, slabs, 1);
-    if (!file.ok())
-      status = file.status();
-    else
-      speed.file_bytes = static_cast<int64_t>(file->bytes.size);
-  });
-  RT_RETURN_IF_ERROR(status);
+  Bytes spare;  // as RankWriter does
   BareCompressor bare;
-  speed.bare_seconds = Fastest(seconds, [&] {
-    speed.bare_bytes = 0;
-    for (const std::vector<float>& slab : journal.gradients) {
-      speed.bare_bytes += bare.Compress(slab);
-    }
-  });
+  const double begin = Now().wall;
+  for (int pass = 0; pass < 3 || Now().wall - begin < 2 * seconds; ++pass) {
+    Time([&] {
+      Result<RankFile> file =
+          BuildRankFile(layout, position, 1, 0, slabs, 1, kZstdLevel, std::move(spare));
+      status = file.status();
+      if (!file.ok()) return;
+      speed.file_bytes = static_cast<int64_t>(file->bytes.size);
+      spare = std::move(file->bytes);
+    }, &speed.file);
+    RT_RETURN_IF_ERROR(status);
+    Time([&] {
+      speed.bare_bytes = 0;
+      for (const std::vector<float>& slab : journal.gradients) {
+        speed.bare_bytes += bare.Compress(slab);
+      }
+    }, &speed.bare);
+  }
   return speed;
 }
 

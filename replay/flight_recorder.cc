@@ -7,10 +7,13 @@
 namespace retrace {
 
 FlightRecorder::FlightRecorder(const StoreRecipe& store, int64_t first_position, RunWriter& writer,
-                               std::string run_dir,
-                               std::function<void(const std::string&)> notice)
-    : store_(store), writer_(writer), run_dir_(std::move(run_dir)), notice_(std::move(notice)),
-      retention_(store, first_position), detector_(store.flight) {}
+                               std::string run_dir, std::function<void(const std::string&)> notice)
+    : store_(store),
+      writer_(writer),
+      run_dir_(std::move(run_dir)),
+      notice_(std::move(notice)),
+      retention_(store, first_position),
+      detector_(store.flight) {}
 
 Status FlightRecorder::Restore(const RunReader& run) {
   const RunHistory& history = run.history();
@@ -66,9 +69,10 @@ void FlightRecorder::Fire(int64_t update, int64_t last, const Firing& firing) {
     return notice_(firing.reason + ", but this run has no flight recorder (store.flight.steps)");
   }
   if (firings_ >= store_.flight.firings_max) {
-    return notice_(fmt::format("{}, but the flight recorder has fired {} times already and keeps "
-                               "no more (store.flight.firings_max)",
-                               firing.reason, firings_));
+    return notice_(
+        fmt::format("{}, but the flight recorder has fired {} times already and keeps "
+                    "no more (store.flight.firings_max)",
+                    firing.reason, firings_));
   }
   ++firings_;
   const int64_t ring_first = retention_.RingFirst();

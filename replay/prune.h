@@ -16,8 +16,8 @@ struct PrunePolicy {
   bool release_held = false;  // what a firing or densify made stay may go, too
 };
 
-// Ranges whose files lead to no state that the policy keeps. The first and the last state are always
-// kept: without them nothing can be replayed, or resumed.
+// Ranges whose files lead to no state that the policy keeps. The first and the last state are
+// always kept: without them nothing can be replayed, or resumed.
 std::vector<PositionRange> PlanPrune(const RunHistory& history, const PrunePolicy& policy);
 
 // Says so in the ledger, then removes the files, range by range.

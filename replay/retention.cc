@@ -58,7 +58,7 @@ std::vector<PositionRange> Superfluous(const KeptSteps& steps,
 }
 
 bool Retention::WantsWithoutFlight(int64_t position) const {
-  if (position == first_ || position == present_) return true;
+  if (position == first_) return true;
   if (store_.every > 0 && position % store_.every == 0) return true;
   if (position >= store_.window_first && position <= store_.window_last) return true;
   if (store_.keep_last > 0 && position > present_ - store_.keep_last) return true;
@@ -68,11 +68,12 @@ bool Retention::WantsWithoutFlight(int64_t position) const {
 }
 
 bool Retention::Wants(int64_t position, int64_t ring_first) const {
-  return WantsWithoutFlight(position) || (ring_first >= 0 && position >= ring_first);
+  return position == present_ || WantsWithoutFlight(position) ||
+         (ring_first >= 0 && position >= ring_first);
 }
 
-// From the newest state back: whole segments of a keyframe and the journals after it, until there are
-// enough states or the next segment would be too many bytes.
+// From the newest state back: whole segments of a keyframe and the journals after it, until there
+// are enough states or the next segment would be too many bytes.
 int64_t Retention::RingFirst() const {
   const FlightRecipe& flight = store_.flight;
   if (flight.steps == 0) return -1;

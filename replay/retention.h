@@ -1,8 +1,8 @@
-// Retention: what a run's policy keeps of each position, and which files it no longer needs. Used by
-// the recorder, on rank 0, and by `retrace prune` and `pack`. Decides only; RunWriter does it.
+// Retention: what a run's policy keeps of each position, and which files it no longer needs. Used
+// by the recorder, on rank 0, and by `retrace prune` and `pack`. Decides only; RunWriter does it.
 //
-// Invariant: files go only where no state that the policy keeps is reached over them, so a ring always
-// begins at a keyframe. The newest state stays, too. Not thread-safe.
+// Invariant: files go only where no state that the policy keeps is reached over them, so a ring
+// always begins at a keyframe. The newest state stays, too. Not thread-safe.
 #ifndef RETRACE_REPLAY_RETENTION_H_
 #define RETRACE_REPLAY_RETENTION_H_
 

@@ -51,8 +51,8 @@ std::string SpikeDetector::NonFinite(const UpdateRecord& record) const {
 double SpikeDetector::LossDeviation() const {
   if (changes_.empty()) return 0;
   // From their mean: a loss that alternates has its median at one of the two values.
-  const double mean = std::accumulate(changes_.begin(), changes_.end(), 0.0) /
-                      static_cast<double>(changes_.size());
+  const double mean =
+      std::accumulate(changes_.begin(), changes_.end(), 0.0) / static_cast<double>(changes_.size());
   std::vector<double> values;
   for (double change : changes_) values.push_back(std::abs(change - mean));
   return Median(std::move(values));

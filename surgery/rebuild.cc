@@ -57,8 +57,10 @@ class Rebuilder {
   Status Place(int64_t position) {
     const Timeline timeline(run_, job_.layout(), job_.engine());
     const int64_t from = timeline.LastReachable(position - 1);
-    if (from < 0) RT_RETURN_IF_ERROR(Start());
-    else RT_RETURN_IF_ERROR(job_.Seek(run_, from));
+    if (from < 0)
+      RT_RETURN_IF_ERROR(Start());
+    else
+      RT_RETURN_IF_ERROR(job_.Seek(run_, from));
     placed_ = true;
     return {};
   }
@@ -124,8 +126,8 @@ Result<RebuildPlan> PlanDensify(const RunReader& run, const Layout& layout, int6
                                 int64_t last, int64_t keyframe_every) {
   const RunHistory& history = run.history();
   if (first < history.first_position() || last > history.last_position() || first > last) {
-    return UsageError(fmt::format("--steps {}..{}: {} has positions {}..{}", first, last,
-                                  run.dir(), history.first_position(), history.last_position()));
+    return UsageError(fmt::format("--steps {}..{}: {} has positions {}..{}", first, last, run.dir(),
+                                  history.first_position(), history.last_position()));
   }
   RebuildPlan plan;
   std::optional<int64_t> length = WalkLength(history, first - 1);
@@ -145,8 +147,8 @@ Result<RebuildPlan> PlanDensify(const RunReader& run, const Layout& layout, int6
   return plan;
 }
 
-Result<RebuildPlan> PlanRepair(const RunReader& run, const RunHistory& before,
-                               const Layout& layout, const std::vector<int64_t>& damaged) {
+Result<RebuildPlan> PlanRepair(const RunReader& run, const RunHistory& before, const Layout& layout,
+                               const std::vector<int64_t>& damaged) {
   RebuildPlan plan;
   for (int64_t k : damaged) {
     const PositionEntry* entry = before.Find(k);

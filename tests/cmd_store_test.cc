@@ -2,10 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
-
-#include <nlohmann/json.hpp>
 
 #include "formats/run_dir.h"
 #include "formats/step_file.h"
@@ -21,9 +20,16 @@ namespace fs = std::filesystem;
 constexpr int64_t kLast = 16;
 
 std::vector<std::string> TrainWords(const std::string& run, const std::vector<std::string>& sets) {
-  std::vector<std::string> words = {"train", std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml",
-                                    "-o", run, "--quiet", "--threads", "1", "--set",
-                                    "data.path=" + TestData("dataset/tiny"), "--set",
+  std::vector<std::string> words = {"train",
+                                    std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml",
+                                    "-o",
+                                    run,
+                                    "--quiet",
+                                    "--threads",
+                                    "1",
+                                    "--set",
+                                    "data.path=" + TestData("dataset/tiny"),
+                                    "--set",
                                     "steps=" + std::to_string(kLast)};
   for (const std::string& set : sets) {
     words.push_back("--set");
@@ -57,8 +63,8 @@ class Store : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     recorded_ = new TempFolder;
-    const Finished done = RunProgram(
-        TrainWords(*recorded_ / "run", {"store.window=[]", "store.every=8"}));
+    const Finished done =
+        RunProgram(TrainWords(*recorded_ / "run", {"store.window=[]", "store.every=8"}));
     ASSERT_EQ(0, done.code) << done.err;
   }
   static void TearDownTestSuite() { delete recorded_; }
@@ -122,8 +128,9 @@ TEST_F(Store, DensifyKilledGoesOnWhereItEnded) {
   int kills = 0;
   Finished done;
   for (int attempt = 0; attempt < 100; ++attempt) {
-    Process process({ProgramPath(), "densify", run_, "--steps", "1..16", "--threads", "1",
-                     "--quiet"}, folder_ / "log");
+    Process process(
+        {ProgramPath(), "densify", run_, "--steps", "1..16", "--threads", "1", "--quiet"},
+        folder_ / "log");
     std::this_thread::sleep_for(std::chrono::milliseconds(20 + 15 * attempt));
     process.Signal(SIGKILL);
     done = process.Wait();

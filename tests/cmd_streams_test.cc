@@ -101,7 +101,7 @@ TEST(Streams, AReportThatIsLostIsAnError) {
   const std::string recipe = Quoted(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml");
   for (const std::string& words :
        {"show " + run, "log " + run, "log " + run + " --json", "diff " + run + " " + run,
-        "verify " + run, "replay " + run + " --steps 1..1 -q", "recipe print " + recipe,
+        "verify " + run + " -q", "replay " + run + " --steps 1..1 -q", "recipe print " + recipe,
         "recipe plan " + recipe, std::string("recipe keys"), std::string("interventions"),
         std::string("man"), std::string("completion bash"), std::string("--version"),
         std::string("train --help"), "data inspect " + Quoted(TestData("dataset/tiny"))}) {

@@ -1,5 +1,5 @@
-// The flight recorder in a real recording: what is on disk, what stays, and that a resumed run decides
-// as if it had never stopped.
+// The flight recorder in a real recording: what is on disk, what stays, and that a resumed run
+// decides as if it had never stopped.
 #include "replay/flight_recorder.h"
 
 #include <gtest/gtest.h>
@@ -92,7 +92,9 @@ TEST_F(Flight, AfterSoManyFiringsNothingMoreStays) {
   TrainOptions options{.run_dir = dir()};
   options.fire = [] { return true; };
   ASSERT_TRUE(Record(RecipeWith({"store.flight.steps=2", "store.flight.firings_max=2",
-                                 "store.flight.after=0"}), options).ok());
+                                 "store.flight.after=0"}),
+                     options)
+                  .ok());
   EXPECT_EQ(2u, RunReader::Open(dir()).value().history().keeps.size());
   EXPECT_EQ((std::set<int64_t>{0, 1, 21, 22, 23, 24}), Kept(dir()));
 }
@@ -133,9 +135,9 @@ TEST_F(Flight, ItsPolicyChangesNoBit) {
 }
 
 TEST_F(Flight, AHaltLeavesTheRingAndSaysWhy) {
-  const Status halted =
-      Record(RecipeWith({"schedule.peak=1e25", "schedule.warmup_steps=0",
-                         "schedule.shape=constant", "store.flight.steps=4"}), {.run_dir = dir()});
+  const Status halted = Record(RecipeWith({"schedule.peak=1e25", "schedule.warmup_steps=0",
+                                           "schedule.shape=constant", "store.flight.steps=4"}),
+                               {.run_dir = dir()});
   ASSERT_EQ(StatusCode::kFailed, halted.code()) << halted.message();
   const RunHistory history = RunReader::Open(dir()).value().history();
   ASSERT_FALSE(history.keeps.empty());
@@ -147,7 +149,9 @@ TEST_F(Flight, AHaltLeavesTheRingAndSaysWhy) {
 TEST_F(Flight, TheRecordHasTheUpdateRmsWhereItIsATrigger) {
   // AdamW's first quotient is g / (|g| + eps): 1 for every element with a gradient.
   ASSERT_TRUE(Record(RecipeWith({"store.flight.steps=2", "store.flight.update_rms=0.1",
-                                 "schedule.indexing=step"}), {.run_dir = dir()}).ok());
+                                 "schedule.indexing=step"}),
+                     {.run_dir = dir()})
+                  .ok());
   const RunHistory history = RunReader::Open(dir()).value().history();
   const UpdateRecord first = ParseRecord(history.Find(1)->record).value();
   ASSERT_TRUE(first.update_rms.has_value());

@@ -28,7 +28,7 @@ const std::map<std::string, std::set<std::string>> kLayers = {
 
 // Third-party headers of a folder: its .cc and .cu files may include what begins like this.
 const std::map<std::string, std::vector<std::string>> kThirdParty = {
-    {"core", {"fmt/", "nlohmann/", "toml++/", "xxhash.h"}},
+    {"core", {"fmt/", "nlohmann/", "toml++/", "xxhash.h", "xxh_x86dispatch.h"}},
     {"kernels", {"cuda", "cooperative_groups"}},
     {"formats", {"fmt/", "nlohmann/", "hdf5.h", "zstd.h", "zlib.h", "sentencepiece_", "xxhash.h"}},
     {"replay", {"fmt/", "nlohmann/", "torch/", "ATen/", "c10/", "gloo/", "nccl.h", "cuda"}},

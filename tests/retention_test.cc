@@ -56,9 +56,8 @@ TEST(Superfluous, NeverCutsTheWayBackAndLeavesNothingNeedless) {
     }
     const KeptSteps before = Steps(text);
     KeptSteps after = before;
-    for (const PositionRange& range : Superfluous(before, [&](int64_t k) {
-           return wanted.contains(k);
-         })) {
+    for (const PositionRange& range :
+         Superfluous(before, [&](int64_t k) { return wanted.contains(k); })) {
       after.erase(after.lower_bound(range.first), after.upper_bound(range.last));
     }
     const auto reachable_before = Reachable(before), reachable_after = Reachable(after);

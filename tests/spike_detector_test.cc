@@ -82,8 +82,8 @@ TEST(SpikeDetector, ACollapsingNormFiresOnlyWithinItsUpdates) {
   flight.norm_collapse = 100, flight.norm_steps = 2;
   SpikeDetector fast(flight), slow(flight);
   std::string trigger;
-  EXPECT_EQ((Updates{3}), Fires(&fast, {Record(1, 5, 700), Record(2, 5, 650), Record(3, 5, 6)},
-                                &trigger));
+  EXPECT_EQ((Updates{3}),
+            Fires(&fast, {Record(1, 5, 700), Record(2, 5, 650), Record(3, 5, 6)}, &trigger));
   EXPECT_EQ("norm", trigger);
   EXPECT_EQ(Updates{}, Fires(&slow, {Record(1, 5, 700), Record(2, 5, 50), Record(3, 5, 20),
                                      Record(4, 5, 5), Record(5, 5, 1)}));

@@ -1,5 +1,5 @@
-// Pruning and packing, killed or with a failing disk at every file operation: what the policy keeps is
-// there at any moment, and doing it again ends well.
+// Pruning and packing, killed or with a failing disk at every file operation: what the policy keeps
+// is there at any moment, and doing it again ends well.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -26,14 +26,12 @@ PrunePolicy Policy() {
 // A firing's line, then the policy, then every step that is left packed into one file.
 Status Upkeep(const std::string& dir, FileOps ops) {
   const Layout layout = SmallLayout();
-  RT_ASSIGN_OR_RETURN(const auto writer,
-                      RunWriter::Open(dir, layout, ops, OpenFor::kUpkeep));
+  RT_ASSIGN_OR_RETURN(const auto writer, RunWriter::Open(dir, layout, ops, OpenFor::kUpkeep));
   RT_RETURN_IF_ERROR(writer->Hold({kLast, kLast + 2, kLast, "signal", "a test"}));
   RT_RETURN_IF_ERROR(Prune(writer.get(), PlanPrune(writer->history(), Policy())));
   RT_ASSIGN_OR_RETURN(const RunReader run, RunReader::Open(dir, 1, ops));
   for (const auto& [position, step] : KeptStepsOf(run.history())) {
-    RT_RETURN_IF_ERROR(
-        PackStep(run, layout, position, 3, 1, writer.get(), ops).status());
+    RT_RETURN_IF_ERROR(PackStep(run, layout, position, 3, 1, writer.get(), ops).status());
   }
   return writer->Drain();
 }

@@ -11,11 +11,6 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   return {};
 }
 
-Status Check(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, &recipe);
-}
-
 }  // namespace
 
 const InterventionKind kAttention = {
@@ -25,7 +20,6 @@ const InterventionKind kAttention = {
     .example = "attention:blockwise",
     .reference = "Dao et al. 2022, arXiv 2205.14135",
     .parameters = {{"kind", "materialised or blockwise", ""}},
-    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

@@ -22,11 +22,6 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   return {};
 }
 
-Status Check(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, &recipe);
-}
-
 }  // namespace
 
 const InterventionKind kAttnScale = {
@@ -36,7 +31,6 @@ const InterventionKind kAttnScale = {
     .example = "attn-scale:1/sqrt(head_dim)",
     .reference = "Vaswani et al. 2017, arXiv 1706.03762; huggingface/transformers issue 45676 (scale 1.0)",
     .parameters = {{"value", "a number, 1/sqrt(head_dim) (of sliding layers) or 1/sqrt(global_head_dim)", ""}},
-    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

@@ -4,24 +4,14 @@
 namespace retrace {
 namespace {
 
-Status Edit(const Arguments& arguments, double OptimizerRecipe::*beta, Recipe* recipe) {
+template <double OptimizerRecipe::*kBeta>
+Status Edit(const Arguments& arguments, Recipe* recipe) {
   RT_ASSIGN_OR_RETURN(const double value, NumberArgumentIn(arguments, "value", 0, 1));
   if (value == 1) {
     return UsageError("value: expected a number below 1, got '" + arguments.at("value") + "'");
   }
-  recipe->optimizer.*beta = value;
+  recipe->optimizer.*kBeta = value;
   return {};
-}
-
-template <double OptimizerRecipe::*kBeta>
-Status EditBeta(const Arguments& arguments, Recipe* recipe) {
-  return Edit(arguments, kBeta, recipe);
-}
-
-template <double OptimizerRecipe::*kBeta>
-Status CheckBeta(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, kBeta, &recipe);
 }
 
 }  // namespace
@@ -33,8 +23,7 @@ const InterventionKind kBeta1 = {
     .example = "beta1:0.8",
     .reference = "Kingma and Ba 2015, arXiv 1412.6980",
     .parameters = {{"value", "0 .. below 1", ""}},
-    .check = CheckBeta<&OptimizerRecipe::beta1>,
-    .edit_recipe = EditBeta<&OptimizerRecipe::beta1>};
+    .edit_recipe = Edit<&OptimizerRecipe::beta1>};
 
 const InterventionKind kBeta2 = {
     .name = "beta2",
@@ -43,7 +32,6 @@ const InterventionKind kBeta2 = {
     .example = "beta2:0.9",
     .reference = "Bai et al. 2025, arXiv 2506.04805 (v decouples from the squared gradient)",
     .parameters = {{"value", "0 .. below 1", ""}},
-    .check = CheckBeta<&OptimizerRecipe::beta2>,
-    .edit_recipe = EditBeta<&OptimizerRecipe::beta2>};
+    .edit_recipe = Edit<&OptimizerRecipe::beta2>};
 
 }  // namespace retrace

@@ -69,11 +69,6 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   return {};
 }
 
-Status Check(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, &recipe);
-}
-
 }  // namespace
 
 const InterventionKind kClip = {
@@ -95,7 +90,6 @@ const InterventionKind kClip = {
          {"warmup", "updates, from the rule's first, at which warmup_norm is the threshold, or recipe",
           "recipe"},
          {"warmup_norm", "none, a norm, or recipe", "recipe"}},
-    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

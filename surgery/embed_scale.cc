@@ -17,11 +17,6 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   return {};
 }
 
-Status Check(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, &recipe);
-}
-
 }  // namespace
 
 const InterventionKind kEmbedScale = {
@@ -32,7 +27,6 @@ const InterventionKind kEmbedScale = {
     .reference = "Takase et al. 2023, arXiv 2312.16903 (scaled embedding); transformers rounds the factor to the weights' type",
     .parameters = {{"on", "yes, no, or recipe", "recipe"},
                    {"rounding", "of the factor itself: none, bf16, or recipe", "recipe"}},
-    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

@@ -9,11 +9,6 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   return {};
 }
 
-Status Check(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, &recipe);
-}
-
 }  // namespace
 
 const InterventionKind kEps = {
@@ -23,7 +18,6 @@ const InterventionKind kEps = {
     .example = "eps:1e-15@6..24",
     .reference = "Wortsman et al. 2023, arXiv 2309.14322 (updates under eps); OLMo 2, arXiv 2501.00656",
     .parameters = {{"value", "above 0", ""}},
-    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

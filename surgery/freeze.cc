@@ -14,11 +14,6 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   return {};
 }
 
-Status Check(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, &recipe);
-}
-
 }  // namespace
 
 const InterventionKind kFreeze = {
@@ -30,7 +25,6 @@ const InterventionKind kFreeze = {
     .parameters = {{"only", "glob over tensor names", ""},
                    {"norm", "whether their gradient is counted in the norm: counted or left-out", ""},
                    {"moments", "m, v and t: move as if they were updated, or stay", ""}},
-    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

@@ -56,6 +56,13 @@ Status ParseDates(const std::string& dates, const std::string& whole, Interventi
   return {};
 }
 
+Status CheckArguments(const InterventionKind& kind, const Arguments& arguments) {
+  if (kind.check != nullptr) return kind.check(arguments);
+  if (kind.edit_recipe == nullptr) return {};
+  Recipe recipe;
+  return kind.edit_recipe(arguments, &recipe);
+}
+
 Status ParseArguments(const std::string& text, const std::string& whole, Intervention* out) {
   const std::vector<Parameter>& parameters = out->kind->parameters;
   std::vector<std::string> names;
@@ -91,7 +98,7 @@ Status ParseArguments(const std::string& text, const std::string& whole, Interve
     return UsageError(fmt::format("'{}': {} needs {}: {}", whole, out->kind->name, parameter.name,
                                   parameter.meaning));
   }
-  return out->kind->check ? out->kind->check(out->arguments).Within("'" + whole + "'") : Status();
+  return CheckArguments(*out->kind, out->arguments).Within("'" + whole + "'");
 }
 
 }  // namespace

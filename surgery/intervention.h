@@ -52,7 +52,8 @@ struct InterventionKind {
   std::string reference;  // the paper or report it comes from
   std::vector<Parameter> parameters;
 
-  // Checks values before anything runs. Errors: kUsage.
+  // Checks values before anything runs; nullptr: `edit_recipe` on a recipe of defaults does. Errors:
+  // kUsage.
   Status (*check)(const Arguments& arguments) = nullptr;
   // One of the three. `edit_state` works on this rank's slabs, replicas excluded (they are shared
   // afterwards); `edit_update` on what an update does besides its recipe.

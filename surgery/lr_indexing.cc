@@ -11,11 +11,6 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   return {};
 }
 
-Status Check(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, &recipe);
-}
-
 }  // namespace
 
 const InterventionKind kLrIndexing = {
@@ -25,7 +20,6 @@ const InterventionKind kLrIndexing = {
     .example = "lr-indexing:n-1",
     .reference = "Megatron Core's scheduler steps after the optimizer",
     .parameters = {{"update", "n: update n applies lr(n); n-1: update n applies lr(n-1)", ""}},
-    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

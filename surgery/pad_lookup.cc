@@ -10,11 +10,6 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   return {};
 }
 
-Status Check(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, &recipe);
-}
-
 }  // namespace
 
 const InterventionKind kPadLookup = {
@@ -24,7 +19,6 @@ const InterventionKind kPadLookup = {
     .example = "pad-lookup:keep",
     .reference = "torch.nn.Embedding drops the gradient of padding_idx; Megatron Core keeps it",
     .parameters = {{"gradient", "keep or drop", ""}},
-    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

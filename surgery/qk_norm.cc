@@ -19,11 +19,6 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   return {};
 }
 
-Status Check(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, &recipe);
-}
-
 }  // namespace
 
 const InterventionKind kQkNorm = {
@@ -34,7 +29,6 @@ const InterventionKind kQkNorm = {
     .reference = "Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442 (QK norm)",
     .parameters = {{"state", "off, on, or recipe", "recipe"},
                    {"gain", "factor on both norms' outputs, so its square on the scores, or recipe", "recipe"}},
-    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

@@ -14,11 +14,6 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   return {};
 }
 
-Status Check(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, &recipe);
-}
-
 }  // namespace
 
 const InterventionKind kSoftcap = {
@@ -28,7 +23,6 @@ const InterventionKind kSoftcap = {
     .example = "softcap:off",
     .reference = "Gemma Team 2024, arXiv 2408.00118",
     .parameters = {{"value", "c above 0, or off", ""}},
-    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

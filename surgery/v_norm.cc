@@ -9,11 +9,6 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   return {};
 }
 
-Status Check(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, &recipe);
-}
-
 }  // namespace
 
 const InterventionKind kVNorm = {
@@ -23,7 +18,6 @@ const InterventionKind kVNorm = {
     .example = "v-norm:off",
     .reference = "Gemma 4's weightless value norm, as in transformers",
     .parameters = {{"state", "off or on", ""}},
-    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

@@ -19,11 +19,6 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
   return {};
 }
 
-Status Check(const Arguments& arguments) {
-  Recipe recipe;
-  return Edit(arguments, &recipe);
-}
-
 }  // namespace
 
 const InterventionKind kWeightDecay = {
@@ -34,7 +29,6 @@ const InterventionKind kWeightDecay = {
     .reference = "Loshchilov and Hutter 2019, arXiv 1711.05101; Megatron Core decays tensors of two dimensions only",
     .parameters = {{"value", "times the learning rate, at least 0, or recipe", "recipe"},
                    {"which", "all, matrices, or recipe", "recipe"}},
-    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

@@ -1,5 +1,6 @@
 #include "replay/train.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include <fmt/format.h>
@@ -250,7 +251,10 @@ Status RecordBranch(Job& job, RunWriter* writer, const std::string& run_dir, int
     // After surgery in mid-branch the state does not follow from the journal: it is kept whole.
     Keep keep = edited ? Keep::kKeyframe : KeepOf(store, job.position(), store.window_first);
     if (!kept.states) keep = Keep::kNothing;
-    if (kept.keyframes.contains(job.position())) keep = Keep::kKeyframe;
+    const std::vector<int64_t>& whole = kept.keyframes;
+    if (std::find(whole.begin(), whole.end(), job.position()) != whole.end()) {
+      keep = Keep::kKeyframe;
+    }
     RT_RETURN_IF_ERROR(recorder->Record(step, SecondsSince(begin), keep));
     if (job.is_rank0() && updated) updated(step.result.record, step.digest);
     if (job.position() < last) {

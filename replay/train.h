@@ -3,8 +3,8 @@
 #define RETRACE_REPLAY_TRAIN_H_
 
 #include <functional>
-#include <set>
 #include <string>
+#include <vector>
 
 #include "replay/job.h"
 #include "replay/record.h"
@@ -38,8 +38,8 @@ Result<TrainEnd> Train(const Recipe& recipe, Comm& comm, const JobOptions& job_o
 
 // What a branch keeps besides its records.
 struct BranchKeep {
-  bool states = true;           // every one
-  std::set<int64_t> keyframes;  // these positions even so
+  bool states = true;                   // every one
+  std::vector<int64_t> keyframes = {};  // these positions even so
 };
 
 // The updates of a branch: from the job's present state, edited by the script, which becomes the

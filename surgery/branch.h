@@ -56,7 +56,7 @@ struct BranchPlan {
   int64_t first = 0, last = 0;  // updates
   std::vector<Intervention> interventions;
   std::string out;  // directory of the branch
-  BranchKeep kept;
+  BranchKeep kept = {};
   std::string device, isa;
 };
 

@@ -154,14 +154,13 @@ Result<Replica> BranchReplicas::Live(const ReplicaSpec& spec, const std::string&
   SoloComm comm;
   RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> job,
                       Job::Make(recipe_, comm, options_.job, batches_));
-  BranchPlan branch = {
-      .first = plan_.first,
-      .last = plan_.horizon,
-      .interventions = {},
-      .out = dir,
-      .kept = {.states = options_.keep_states, .keyframes = {spec.forks.begin(), spec.forks.end()}},
-      .device = "cpu",
-      .isa = IsaName(options_.job.isa)};
+  BranchPlan branch = {.first = plan_.first,
+                       .last = plan_.horizon,
+                       .interventions = {},
+                       .out = dir,
+                       .kept = {.states = options_.keep_states, .keyframes = spec.forks},
+                       .device = "cpu",
+                       .isa = IsaName(options_.job.isa)};
   const int64_t fork = ForkOf(*spec.arm);
   if (!spec.trunk.empty() && fork >= plan_.first) {
     // Where the control's replica keeps no state there (any more), this one is lived whole.

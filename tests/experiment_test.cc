@@ -9,6 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -152,12 +153,13 @@ TEST_F(Experiment, ThePlantedCauseIsFoundAndItsRemovalRemovesTheSpike) {
 TEST_F(Experiment, ArmsThatDifferInANoOpHaveEqualDigests) {
   const ExperimentPlan plan =
       PlanOf(Head() + Arm("a", "\"clip:none@3\"") + Arm("b", "\"clip:none@3\", \"lr:scale=1\"") +
-             Arm("nothing", "") + Arm("c", "\"clip:none@4\""));
+             Arm("nothing", "") + Arm("c", "\"clip:none@4\"") + Arm("A", "\"clip:none@3\""));
   const Result<ExperimentResult> result = Run("rough", plan);
   ASSERT_TRUE(result.ok()) << result.status().message();
   EXPECT_EQ(12 + 3 * 6, result->replicas_run) << "an arm that does nothing is the control";
   EXPECT_EQ(StatesOf(result->arms[1]), StatesOf(result->arms[2]));
   EXPECT_NE(StatesOf(result->arms[1]), StatesOf(result->arms[4]));
+  EXPECT_EQ(StatesOf(result->arms[1]), StatesOf(result->arms[5])) << "said twice, lived once";
   std::vector<Digest> control = StatesOf(result->arms[0]);
   control.resize(6);
   EXPECT_EQ(control, StatesOf(result->arms[3]));
@@ -337,6 +339,65 @@ TEST_F(Experiment, KilledAndResumedItRepeatsNoFinishedReplica) {
   const nlohmann::json whole = nlohmann::json::parse(RunProgram(words).out);
   EXPECT_EQ(24, whole["replicas_run"]);
   EXPECT_EQ(whole["arms"], result["arms"]);
+}
+
+TEST_F(Experiment, TheTableShowsEachReplicaAndTheFilesEachNumber) {
+  const std::string file = out_ / "plan.toml", csv = out_ / "arms.csv";
+  std::ofstream(file) << Head("run = \"" + (*runs_ / "calm") + "\"\n") +
+                             Arm("planted, \\\"x30\\\"", "\"lr:scale=30@3\"") +
+                             Arm("burnt", "\"lr:constant=1e30@3\"");
+  const Finished ran =
+      RunProgram({"experiment", file, "--out", Out(), "--csv", csv, "--color", "never"});
+  ASSERT_EQ(0, ran.code) << ran.err;
+  std::istringstream lines(ran.out);
+  std::string line;
+  std::getline(lines, line);
+  EXPECT_NE(std::string::npos, line.find("verdict (this exact trajectory)")) << line;
+  const size_t strip = line.find("  0 ") + 2;
+  for (const auto& [arm, replicas] : {std::pair("control", 12), std::pair("planted", 6)}) {
+    std::getline(lines, line);
+    EXPECT_EQ(0u, line.find(arm)) << line;
+    int marks = 0;
+    for (size_t at = strip; at < line.find("  ", strip); ++at) {
+      if (line.compare(at, 3, "●") == 0) ++marks;
+      if (line[at] >= '2' && line[at] <= '9') marks += line[at] - '0';
+      if (line[at] == '+') marks += 12;  // ten or more
+    }
+    EXPECT_EQ(replicas, marks) << line;
+  }
+  std::getline(lines, line);
+  EXPECT_NE(std::string::npos, line.find("6∞")) << line;
+  EXPECT_NE(std::string::npos, line.find("worsens")) << line;
+  const std::string text = ReadFileText(csv);
+  EXPECT_EQ(1 + 12 + 6 + 6, std::count(text.begin(), text.end(), '\n'));
+  EXPECT_NE(std::string::npos, text.find("\n\"planted, \"\"x30\"\"\",1,")) << text;
+  const Finished again =
+      RunProgram({"experiment", file, "--out", Out(), "--json", "--only", "burnt"});
+  const nlohmann::json json = nlohmann::json::parse(again.out);
+  EXPECT_EQ(0, json["replicas_run"]);
+  EXPECT_EQ(2u, json["arms"].size());
+  EXPECT_EQ("inf", json["arms"][1]["replicas"][0]["jump"]);
+  const Finished dry = RunProgram({"experiment", file, "--dry-run", "--json"});
+  EXPECT_EQ(5 + 24 * 5, nlohmann::json::parse(dry.out)["updates_at_most"]);
+}
+
+TEST_F(Experiment, BadCommandLinesEndBeforeAnythingRuns) {
+  const std::string file = out_ / "plan.toml";
+  std::ofstream(file) << Head() + Arm("a", "");
+  const auto fails = [&](int code, const std::string& expected, std::vector<std::string> words) {
+    words.insert(words.begin(), "experiment");
+    const Finished ran = RunProgram(words);
+    EXPECT_EQ(code, ran.code) << ran.err;
+    EXPECT_NE(std::string::npos, ran.err.find(expected)) << ran.err;
+  };
+  const std::string run = *runs_ / "calm";
+  fails(2, "RUN on the command line", {file});
+  fails(2, "no ledger.jsonl", {file, out_.path()});
+  fails(2, "can not be read", {out_ / "none.toml", run});
+  fails(2, "at most 1 MiB", {"/dev/zero", run});
+  fails(2, "the nearest is 'a'", {file, run, "--only", "aa"});
+  fails(5, "can not be written", {file, run, "--out", Out(), "--csv", out_ / "none/x.csv"});
+  EXPECT_FALSE(std::filesystem::exists(Out()));
 }
 
 TEST_F(Experiment, TwoAtATimeAreRefused) {

@@ -41,7 +41,8 @@ TEST(Readme, ItsCommandsRunInOrder) {
   const Finished prepared = Shell(
       folder.path(),
       "mkdir examples && cp '" + source +
-          "/examples/gemma4_31b.toml' examples/ && retrace recipe print '" + source +
+          "/examples/gemma4_31b.toml' '" + source +
+          "/examples/five_hypotheses.toml' examples/ && retrace recipe print '" + source +
           "/examples/demo.toml' --set model.layers=2 --set model.hidden_size=16"
           " --set model.intermediate_size=16 --set model.head_dim=8 --set model.global_head_dim=16"
           " --set model.vocab_size=512 --set data.path='" + source + "/tests/data/dataset/tiny'"

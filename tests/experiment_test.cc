@@ -556,7 +556,7 @@ TEST(ExperimentFile, SeedsThatCouldNotDecideAnythingAreRefused) {
 
 TEST(ExperimentFile, TheShippedOnesAreRead) {
   const std::string examples = std::string(RETRACE_SOURCE_DIR) + "/examples/";
-  for (const char* name : {"seed_report.toml"}) {
+  for (const char* name : {"five_hypotheses.toml", "seed_report.toml"}) {
     const Result<ExperimentPlan> plan = LoadExperiment(examples + name);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     if (!plan->over_seeds()) continue;

@@ -274,13 +274,6 @@ CLI::App* AddPart(CLI::App& bench, const char* name, const char* summary, const 
   return part;
 }
 
-// Of measurements without ranks.
-void AddIsa(CLI::App* part, const Flags& flags) {
-  part->add_option("--isa", flags->job.isa, "Vector instructions")
-      ->check(CLI::IsMember({"best", "scalar", "avx2", "avx512"}))
-      ->capture_default_str();
-}
-
 void AddSeconds(CLI::App* part, const Flags& flags) {
   CLI::Option* seconds =
       part->add_option("--seconds", flags->seconds, "About how long each row is measured");
@@ -302,10 +295,10 @@ void AddBenchCommand(CLI::App& app) {
   CLI::Option* threads =
       gemm->add_option("--threads", flags->job.threads, "Threads; 0: one for each processor");
   WholeIn(threads, 0, 1024)->capture_default_str();
-  AddIsa(gemm, flags);
+  AddIsaFlag(gemm, &flags->job.isa);
   AddSeconds(gemm, flags);
   CLI::App* ops = AddPart(*bench, "ops", "Every op of the op table", flags, RunOps);
-  AddIsa(ops, flags);
+  AddIsaFlag(ops, &flags->job.isa);
   AddSeconds(ops, flags);
   CLI::App* step = AddPart(*bench, "step", "Updates of a recipe", flags, RunStep);
   step->add_option("recipe", flags->recipe, "The recipe (TOML)")->required();

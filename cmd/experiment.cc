@@ -192,17 +192,13 @@ void AddExperimentCommand(CLI::App& app) {
   experiment->add_option("--keep", flags->keep, "What replicas keep: records, or states too")
       ->check(CLI::IsMember({"records", "states"}))
       ->capture_default_str();
-  experiment->add_option("--jobs", flags->jobs, "Replicas side by side; 0: one a processor")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
-  experiment
-      ->add_option("--threads", flags->threads,
-                   "Of each replica; 0: the processors divided by --jobs")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
-  experiment->add_option("--isa", flags->isa, "Vector instructions")
-      ->check(CLI::IsMember({"best", "scalar", "avx2", "avx512"}))
-      ->capture_default_str();
+  CLI::Option* jobs =
+      experiment->add_option("--jobs", flags->jobs, "Replicas side by side; 0: one a processor");
+  WholeIn(jobs, 0, 1024)->capture_default_str();
+  CLI::Option* threads = experiment->add_option(
+      "--threads", flags->threads, "Of each replica; 0: the processors divided by --jobs");
+  WholeIn(threads, 0, 1024)->capture_default_str();
+  AddIsaFlag(experiment, &flags->isa);
   experiment->add_option("--csv", flags->csv, "Also write a line a replica to this file");
   AddOutputFlags(experiment, &flags->output, true);
   experiment->footer(kExamples);

@@ -79,9 +79,9 @@ void AddFsckCommand(CLI::App& app) {
   fsck->add_option("run", flags->run, "The recording")->required();
   fsck->add_flag("--deep", flags->deep,
                  "Every byte and every tensor, not only structure and sizes");
-  fsck->add_option("--threads", flags->threads, "Threads; 0: one for each processor")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  CLI::Option* threads =
+      fsck->add_option("--threads", flags->threads, "Threads; 0: one for each processor");
+  WholeIn(threads, 0, 1024)->capture_default_str();
   AddOutputFlags(fsck, &flags->output, true);
   fsck->footer(kExamples);
   fsck->callback([flags] { RunFsck(*flags); });

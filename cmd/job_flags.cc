@@ -51,6 +51,12 @@ bool FireRequested() {
 
 bool StopRequested() { return g_stop_signals > 0; }
 
+void AddIsaFlag(CLI::App* command, std::string* isa) {
+  command->add_option("--isa", *isa, "Vector instructions")
+      ->check(CLI::IsMember({"best", "scalar", "avx2", "avx512"}))
+      ->capture_default_str();
+}
+
 void AddJobFlags(CLI::App* command, JobFlags* flags) {
   CLI::Option* tp = command->add_option(
       "--tp", flags->tp,
@@ -62,9 +68,7 @@ void AddJobFlags(CLI::App* command, JobFlags* flags) {
       "--threads", flags->threads,
       "Threads of each rank; 0: the processors divided by the ranks (1 under a launcher)");
   WholeIn(threads, 0, 1024)->capture_default_str();
-  command->add_option("--isa", flags->isa, "Vector instructions")
-      ->check(CLI::IsMember({"best", "scalar", "avx2", "avx512"}))
-      ->capture_default_str();
+  AddIsaFlag(command, &flags->isa);
   CLI::Option* timeout =
       command->add_option("--timeout", flags->timeout_seconds,
                           "Seconds after which a rank that does not answer ends the job");

@@ -20,6 +20,8 @@ struct JobFlags {
   double timeout_seconds = 300;
 };
 
+// --isa alone, for what has no ranks.
+void AddIsaFlag(CLI::App* command, std::string* isa);
 void AddJobFlags(CLI::App* command, JobFlags* flags);
 
 // How the ranks come about: started here on this host, or by a launcher, of which this process is

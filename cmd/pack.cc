@@ -111,12 +111,10 @@ void AddPackCommand(CLI::App& app) {
   CLI::App* pack = app.add_subcommand("pack", "Encode a run's steps anew, smaller, and prune it");
   auto flags = std::make_shared<Flags>();
   pack->add_option("run", flags->run, "The recording")->required();
-  pack->add_option("--level", flags->level, "Of zstd")
-      ->check(CLI::Range(1, 19))
-      ->capture_default_str();
-  pack->add_option("--threads", flags->threads, "Threads; 0: one for each processor")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  WholeIn(pack->add_option("--level", flags->level, "Of zstd"), 1, 19)->capture_default_str();
+  CLI::Option* threads =
+      pack->add_option("--threads", flags->threads, "Threads; 0: one for each processor");
+  WholeIn(threads, 0, 1024)->capture_default_str();
   AddPruneFlags(pack, &flags->prune);
   pack->add_flag("--dry-run", flags->dry_run, "Only measure");
   AddOutputFlags(pack, &flags->output, true);

@@ -11,12 +11,12 @@ namespace retrace {
 void AddPruneFlags(CLI::App* command, PruneFlags* flags) {
   const auto given = [flags](const std::string&) { flags->given = true; };
   command->add_option("--window", flags->window, "Keep all states of updates A..B")->each(given);
-  command->add_option("--every", flags->every, "Keep the state of every n-th position")
-      ->check(CLI::PositiveNumber)
-      ->each(given);
-  command->add_option("--keep-last", flags->keep_last, "Keep the last n states")
-      ->check(CLI::PositiveNumber)
-      ->each(given);
+  CLI::Option* every =
+      command->add_option("--every", flags->every, "Keep the state of every n-th position");
+  WholeIn(every, 1)->each(given);
+  CLI::Option* keep_last =
+      command->add_option("--keep-last", flags->keep_last, "Keep the last n states");
+  WholeIn(keep_last, 1)->each(given);
   command->add_flag("--release-held", flags->release_held,
                     "What the flight recorder or densify made stay may go, too");
 }

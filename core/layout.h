@@ -74,6 +74,10 @@ std::vector<TensorSpec> ModelTensors(const ModelRecipe& model);
 // The tensor's name within the model: "model.layers.3.self_attn.q_proj.weight" etc.
 std::string LayerTensorName(int64_t layer, std::string_view suffix);
 
+// Whether the recipe leaves a tensor out of the computation (model.bypass_...): its gradient is 0 and
+// it is not updated. Such tensors are replicated vectors.
+bool IsBypassed(const ModelRecipe& model, const TensorSpec& spec);
+
 }  // namespace retrace
 
 #endif  // RETRACE_CORE_LAYOUT_H_

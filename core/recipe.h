@@ -65,7 +65,6 @@ struct ModelRecipe {
   double qk_norm_gain = 1.0;   // factor on the outputs of q_norm and k_norm
   QkNormGradient qk_norm_gradient = QkNormGradient::kAllShards;
   bool ignore_window = false;  // sliding layers see all keys before, as full ones
-  double z_loss = 0;           // factor on the square of logsumexp, in the objective
 
   bool AppliesQkNorm() const { return qk_norm && !bypass_qk_norm; }
   bool AppliesPreNorm() const { return pre_norm && !bypass_pre_norm; }
@@ -124,7 +123,6 @@ struct OptimizerRecipe {
   double clip_decay = 0.98;   // of the means
   int64_t clip_warmup = 0;    // updates of the rule during which clip_warmup_norm is the threshold
   double clip_warmup_norm = 0;
-  double update_clip = 0;  // largest RMS of g / sqrt(v) of a tensor; 0: none
   BiasCorrection bias_correction = BiasCorrection::kBoth;
   std::vector<FreezeRule> freeze;
   LossDivision loss_division = LossDivision::kStepTokens;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
 #include <exception>
 #include <functional>
 #include <map>
@@ -18,14 +17,10 @@
 #include "core/recipe_check.h"
 #include "core/recipe_keys.h"
 #include "core/recipe_presets.h"
+#include "core/toml_text.h"
 
 namespace retrace {
 namespace {
-
-constexpr size_t kMaxBytes = size_t{1} << 20;
-// The TOML library builds and frees a dotted key a.a.a... by recursion, without a limit of its own:
-// about 40,000 dots overflow the stack. A recipe of 1024 layers needs some 1200.
-constexpr std::ptrdiff_t kMaxDots = 4096;
 
 // A value and the place that a message about it names: FILE:LINE:COLUMN or the override.
 struct Given {
@@ -148,19 +143,8 @@ Status ReadTable(const toml::table& table, const std::string& prefix, std::strin
   return {};
 }
 
-// What the TOML library may see.
-Status CheckSize(std::string_view toml) {
-  if (toml.size() > kMaxBytes) {
-    return UsageError("expected at most 1 MiB, got " + std::to_string(toml.size()) + " bytes");
-  }
-  const std::ptrdiff_t dots = std::count(toml.begin(), toml.end(), '.');
-  if (dots <= kMaxDots) return {};
-  return UsageError("expected at most " + std::to_string(kMaxDots) + " dots, got " +
-                    std::to_string(dots));
-}
-
 Status ReadFileText(std::string_view toml, std::string_view file, GivenKeys* given) {
-  const Status size = CheckSize(toml);
+  const Status size = CheckTomlSize(toml);
   if (!size.ok()) return size.Within(std::string(file));
   try {
     return ReadTable(toml::parse(toml, file), "", file, given);
@@ -194,7 +178,7 @@ Status ReadOverride(const std::string& override_text, GivenKeys* given) {
   std::string value(Trimmed(whole.substr(equals + 1)));
   const bool text = key->kind == KeyKind::kText || key->kind == KeyKind::kChoice;
   if (text && !value.starts_with('"') && !value.starts_with('\'')) value = QuotedText(value);
-  const Status size = CheckSize(value);
+  const Status size = CheckTomlSize(value);
   if (!size.ok()) return size.Within(key->name).Within(where);
   try {
     const toml::table table = toml::parse("value = " + value + "\n");
@@ -326,13 +310,7 @@ Result<Recipe> ParseRecipe(std::string_view toml, std::string_view file_name,
 }
 
 Result<Recipe> LoadRecipe(const std::string& path, const std::vector<std::string>& overrides) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
-                                                             std::fclose);
-  if (file == nullptr) return UsageError(path + ": expected a recipe, but it can not be opened");
-  std::string text(kMaxBytes + 1, '\0');  // one more than allowed, so ParseRecipe sees the excess
-  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
-  if (std::ferror(file.get()))
-    return UsageError(path + ": expected a recipe, but it can not be read");
+  RT_ASSIGN_OR_RETURN(const std::string text, ReadTomlFile(path, "a recipe"));
   return ParseRecipe(text, path, overrides);
 }
 

@@ -116,18 +116,6 @@ bool IsClippedByRows(const Recipe& recipe, const TensorSpec& spec) {
          !spec.vector;
 }
 
-bool IsBypassed(const ModelRecipe& model, const TensorSpec& spec) {
-  const auto is = [&](const char* suffix) {
-    return spec.layer >= 0 && spec.name == LayerTensorName(spec.layer, suffix);
-  };
-  return (model.bypass_qk_norm &&
-          (is("self_attn.q_norm.weight") || is("self_attn.k_norm.weight"))) ||
-         (model.bypass_pre_norm &&
-          (is("input_layernorm.weight") || is("pre_feedforward_layernorm.weight"))) ||
-         (model.bypass_post_norm &&
-          (is("post_attention_layernorm.weight") || is("post_feedforward_layernorm.weight")));
-}
-
 const FreezeRule* FreezeRuleOf(const OptimizerRecipe& optimizer, const TensorSpec& spec) {
   const FreezeRule* found = nullptr;
   for (const FreezeRule& rule : optimizer.freeze) {

@@ -22,9 +22,6 @@ struct GradientSquares {
 // The embedding and an untied head: what clip_scope = embedding-rows clips by rows.
 bool IsClippedByRows(const Recipe& recipe, const TensorSpec& spec);
 
-// Whether the recipe leaves a tensor out of the computation (model.bypass_...): it is not updated.
-bool IsBypassed(const ModelRecipe& model, const TensorSpec& spec);
-
 // The rule that freezes a tensor; nullptr: none.
 const FreezeRule* FreezeRuleOf(const OptimizerRecipe& optimizer, const TensorSpec& spec);
 

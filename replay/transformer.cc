@@ -604,17 +604,10 @@ Status Transformer<T>::Backward(const TokenBatch& batch, const WeightSlabs<T>& w
 
 template <class T>
 void Transformer<T>::ZeroBypassedGradients() {
-  for (int64_t l = 0; l < model_.layers; ++l) {
-    const LayerTensors& t = tensors_[l];
-    const auto zero = [&](bool bypassed, std::initializer_list<int> tensors) {
-      for (const int tensor : tensors) {
-        if (!bypassed || tensor < 0) continue;
-        std::fill_n(Gradient(0, tensor), map_.layout().tensors()[tensor].cols, T(0));
-      }
-    };
-    zero(model_.bypass_pre_norm, {t.input_norm, t.pre_mlp_norm});
-    zero(model_.bypass_post_norm, {t.post_attention_norm, t.post_mlp_norm});
-    zero(model_.bypass_qk_norm, {t.q_norm, t.k_norm});
+  const std::vector<TensorSpec>& tensors = map_.layout().tensors();
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    if (!IsBypassed(model_, tensors[t])) continue;
+    std::fill_n(Gradient(0, static_cast<int>(t)), tensors[t].numel(), T(0));
   }
 }
 

@@ -18,29 +18,13 @@ Status CheckRange(const RunReader& run, int64_t first, int64_t last, bool record
                                 from, to));
 }
 
-// The state before update `first`, replayed from the nearest kept one where it is not kept itself.
-Status GoBeforeWith(const RunReader& run, Job& job, int64_t first, InterventionScript* script) {
-  const Timeline timeline(run, job.layout(), job.engine());
-  const int64_t from = timeline.LastReachable(first - 1);
-  if (from < 0) return UsageError(run.dir() + ": no state is kept at or before " +
-                                  std::to_string(first - 1));
-  RT_RETURN_IF_ERROR(job.Seek(run, from));
-  while (job.position() < first - 1) {
-    // The first state of a branch is after surgery already.
-    if (job.position() > run.history().first_position()) {
-      RT_ASSIGN_OR_RETURN(const bool edited, job.Edit(script));
-      (void)edited;
-    }
-    RT_ASSIGN_OR_RETURN(const Job::Step step, job.Advance(script));
-    const Digest expected = run.history().Find(job.position())->digest;
-    if (step.digest != expected) {
-      return DamagedError(fmt::format(
-          "{}@{} is not kept, and replay towards it parts from the recording: expected state {}, "
-          "got {}",
-          run.dir(), job.position(), expected.Hex(), step.digest.Hex()));
-    }
+// One update of a recording again, with the surgery that is dated there.
+Result<Job::Step> LiveAgain(const RunReader& run, Job& job, InterventionScript* script) {
+  // The first state of a branch is after surgery already.
+  if (job.position() > run.history().first_position()) {
+    RT_RETURN_IF_ERROR(job.Edit(script).status());
   }
-  return {};
+  return job.Advance(script);
 }
 
 }  // namespace
@@ -70,7 +54,22 @@ Result<InterventionScript> RecordedScript(const RunReader& run) {
 Status GoBefore(const RunReader& run, Job& job, int64_t first) {
   RT_RETURN_IF_ERROR(CheckRange(run, first, first, false));
   RT_ASSIGN_OR_RETURN(InterventionScript script, RecordedScript(run));
-  return GoBeforeWith(run, job, first, &script);
+  const Timeline timeline(run, job.layout(), job.engine());
+  const int64_t from = timeline.LastReachable(first - 1);
+  if (from < 0) return UsageError(run.dir() + ": no state is kept at or before " +
+                                  std::to_string(first - 1));
+  RT_RETURN_IF_ERROR(job.Seek(run, from));
+  while (job.position() < first - 1) {
+    RT_ASSIGN_OR_RETURN(const Job::Step step, LiveAgain(run, job, &script));
+    const Digest expected = run.history().Find(job.position())->digest;
+    if (step.digest != expected) {
+      return DamagedError(fmt::format(
+          "{}@{} is not kept, and replay towards it parts from the recording: expected state {}, "
+          "got {}",
+          run.dir(), job.position(), expected.Hex(), step.digest.Hex()));
+    }
+  }
+  return {};
 }
 
 Result<InterventionScript> BranchScript(const RunReader& run, const Job& job, int64_t first,
@@ -107,11 +106,7 @@ Result<bool> ReplayHere(const RunReader& run, Job& job, int64_t last,
   RT_RETURN_IF_ERROR(CheckRange(run, job.position() + 1, last, true));
   RT_ASSIGN_OR_RETURN(InterventionScript script, RecordedScript(run));
   while (job.position() < last) {
-    if (job.position() > run.history().first_position()) {
-      RT_ASSIGN_OR_RETURN(const bool edited, job.Edit(&script));
-      (void)edited;
-    }
-    RT_ASSIGN_OR_RETURN(const Job::Step step, job.Advance(&script));
+    RT_ASSIGN_OR_RETURN(const Job::Step step, LiveAgain(run, job, &script));
     ReplayedUpdate update;
     update.update = step.result.record.update;
     const PositionEntry& entry = *run.history().Find(update.update);

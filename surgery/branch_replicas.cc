@@ -4,7 +4,6 @@
 // twice.
 #include <fmt/format.h>
 
-#include <limits>
 #include <mutex>
 
 #include "core/recipe_toml.h"
@@ -14,6 +13,16 @@
 
 namespace retrace {
 namespace {
+
+// Of the evaluation batch, in the records of updates first..last.
+Result<std::vector<double>> EvaluationLosses(const RunReader& run, int64_t first, int64_t last) {
+  std::vector<double> losses;
+  for (int64_t k = first; k <= last; ++k) {
+    RT_ASSIGN_OR_RETURN(const UpdateRecord record, ParseRecord(run.history().Find(k)->record));
+    losses.push_back(*record.evaluation_loss);
+  }
+  return losses;
+}
 
 class BranchReplicas : public ReplicaSource {
  public:
@@ -136,16 +145,8 @@ Result<Replica> BranchReplicas::LiveBranch(const RunReader& parent, Job& job,
   RT_ASSIGN_OR_RETURN(replica.losses, EvaluationLosses(parent, plan_.first, branch.first - 1));
   replica.state = parent.history().Find(branch.first - 1)->digest;
   Status halted;
-  RT_RETURN_IF_ERROR(MakeBranchHere(
-      parent, job, branch,
-      [&](const UpdateRecord& record, const Digest& digest) {
-        replica.losses.push_back(*record.evaluation_loss);
-        replica.state = digest;
-        tick();
-      },
-      &halted));
-  replica.halted = !halted.ok();
-  if (replica.halted) replica.losses.push_back(std::numeric_limits<double>::infinity());
+  RT_RETURN_IF_ERROR(MakeBranchHere(parent, job, branch, Observe(&replica, tick), &halted));
+  if (!halted.ok()) Halt(&replica);
   return replica;
 }
 
@@ -198,15 +199,6 @@ Result<std::unique_ptr<ReplicaSource>> MakeBranchReplicas(const RunReader& run,
   auto source = std::make_unique<BranchReplicas>(run, plan, options);
   RT_RETURN_IF_ERROR(source->Prepare());
   return std::unique_ptr<ReplicaSource>(std::move(source));
-}
-
-Result<std::vector<double>> EvaluationLosses(const RunReader& run, int64_t first, int64_t last) {
-  std::vector<double> losses;
-  for (int64_t k = first; k <= last; ++k) {
-    RT_ASSIGN_OR_RETURN(const UpdateRecord record, ParseRecord(run.history().Find(k)->record));
-    losses.push_back(*record.evaluation_loss);
-  }
-  return losses;
 }
 
 }  // namespace retrace

@@ -6,22 +6,19 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iterator>
 #include <numeric>
 #include <set>
 
 #include "core/nearest_name.h"
+#include "core/toml_text.h"
 #include "surgery/statistics.h"
 #include "surgery/verdict.h"
 
 namespace retrace {
 namespace {
 
-constexpr size_t kMaxBytes = size_t{1} << 20;
-// The TOML library frees a dotted key by recursion; see core/recipe_toml.cc.
-constexpr std::ptrdiff_t kMaxDots = 4096;
 constexpr int64_t kMost = int64_t{1} << 40;
 constexpr int64_t kMostSeed = 0xffffffff;  // of data.seed
 
@@ -287,9 +284,7 @@ Result<ExperimentPlan> ReadPlan(const toml::table& table, const std::string& fil
 }  // namespace
 
 Result<ExperimentPlan> ParseExperiment(std::string_view toml, const std::string& file) {
-  if (toml.size() > kMaxBytes || std::count(toml.begin(), toml.end(), '.') > kMaxDots) {
-    return UsageError(file + ": expected at most 1 MiB and 4096 dots");
-  }
+  RT_RETURN_IF_ERROR(CheckTomlSize(toml).Within(file));
   try {
     return ReadPlan(toml::parse(toml, file), file);
   } catch (const toml::parse_error& error) {
@@ -301,11 +296,7 @@ Result<ExperimentPlan> ParseExperiment(std::string_view toml, const std::string&
 }
 
 Result<ExperimentPlan> LoadExperiment(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string text(kMaxBytes + 1, '\0');  // one more than allowed, so that the excess is seen
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (in.bad() || (in.fail() && !in.eof())) return UsageError(path + ": can not be read");
-  text.resize(static_cast<size_t>(in.gcount()));
+  RT_ASSIGN_OR_RETURN(const std::string text, ReadTomlFile(path, "an experiment"));
   return ParseExperiment(text, path);
 }
 

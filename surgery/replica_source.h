@@ -61,8 +61,10 @@ Result<std::unique_ptr<ReplicaSource>> MakeBranchReplicas(const RunReader& run,
 Result<std::unique_ptr<ReplicaSource>> MakeSeedReplicas(const ExperimentPlan& plan,
                                                         const SourceOptions& options);
 
-// Loss of the evaluation batch in each record of the run `dir`; ends with infinity where `halted`.
-Result<std::vector<double>> EvaluationLosses(const RunReader& run, int64_t first, int64_t last);
+// For a source's Live: puts what an update gave into the replica. It and `tick` outlive the result.
+std::function<void(const UpdateRecord&, const Digest&)> Observe(Replica* replica, const Tick& tick);
+// Training halted on what is not finite: as a loss that is infinite.
+void Halt(Replica* replica);
 
 }  // namespace retrace
 

@@ -2,7 +2,6 @@
 // init.seed and data.seed.
 #include <fmt/format.h>
 
-#include <limits>
 #include <map>
 
 #include "core/recipe_toml.h"
@@ -109,17 +108,10 @@ Result<Replica> SeedReplicas::Live(const ReplicaSpec& spec, const std::string& d
   Replica replica;
   replica.state = first;
   Status halted;
-  RT_RETURN_IF_ERROR(RecordBranch(
-      *job, writer.get(), dir, plan_.horizon, {.states = options_.keep_states, .keyframes = {}},
-      nullptr,
-      [&](const UpdateRecord& record, const Digest& digest) {
-        replica.losses.push_back(*record.evaluation_loss);
-        replica.state = digest;
-        tick();
-      },
-      &halted));
-  replica.halted = !halted.ok();
-  if (replica.halted) replica.losses.push_back(std::numeric_limits<double>::infinity());
+  RT_RETURN_IF_ERROR(RecordBranch(*job, writer.get(), dir, plan_.horizon,
+                                  {.states = options_.keep_states, .keyframes = {}}, nullptr,
+                                  Observe(&replica, tick), &halted));
+  if (!halted.ok()) Halt(&replica);
   return replica;
 }
 

@@ -46,7 +46,7 @@ TEST(Readme, ItsCommandsRunInOrder) {
           "/examples/demo.toml' --set model.layers=2 --set model.hidden_size=16"
           " --set model.intermediate_size=16 --set model.head_dim=8 --set model.global_head_dim=16"
           " --set model.vocab_size=512 --set data.path='" + source + "/tests/data/dataset/tiny'"
-          " --set data.split=80,20,0 --set steps=26 --set data.evaluation_samples=2"
+          " --set data.split=80,20,0 --set steps=34 --set data.evaluation_samples=2"
           " --set data.micro_batch_size=2 > examples/demo.toml");
   ASSERT_EQ(0, prepared.code) << prepared.err;
   for (const std::string& command : commands) {

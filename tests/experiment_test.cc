@@ -393,7 +393,7 @@ TEST_F(Experiment, BadCommandLinesEndBeforeAnythingRuns) {
   const std::string run = *runs_ / "calm";
   fails(2, "RUN on the command line", {file});
   fails(2, "no ledger.jsonl", {file, out_.path()});
-  fails(2, "can not be read", {out_ / "none.toml", run});
+  fails(2, "can not be opened", {out_ / "none.toml", run});
   fails(2, "at most 1 MiB", {"/dev/zero", run});
   fails(2, "the nearest is 'a'", {file, run, "--only", "aa"});
   fails(5, "can not be written", {file, run, "--out", Out(), "--csv", out_ / "none/x.csv"});

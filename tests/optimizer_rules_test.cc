@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/glob.h"
@@ -290,6 +292,55 @@ TEST(ClipRows, EachRowOfTheEmbeddingHasItsOwnFactorInTheJournal) {
       }
       EXPECT_LT(std::sqrt(sum), 1.0001e-5);
     }
+  }
+}
+
+// The optimizer's rows of the next update, each tensor with 2 updates behind it.
+std::vector<OptimizerRow> RowsOf(const Recipe& recipe) {
+  const std::vector<TensorSpec> tensors = Tensors(recipe);
+  Counters counters;
+  counters.adam_t.assign(tensors.size(), 2);
+  const Clips clips = ClipGradient(recipe, tensors, SomeSquares(recipe), {});
+  return MakeOptimizerBlock(recipe, tensors, counters, clips, {.lr = 0.5}).rows;
+}
+
+TEST(OptimizerRows, BiasCorrectionDividesTheMomentsThatItNames) {
+  const std::vector<std::string> betas = {"optimizer.beta1=0.5", "optimizer.beta2=0.75"};
+  for (const auto& [name, m, v] :
+       {std::tuple("both", true, true), {"m", true, false}, {"v", false, true},
+        {"none", false, false}}) {
+    const Recipe recipe =
+        TinyRecipe({betas[0], betas[1], "optimizer.bias_correction=" + std::string(name)});
+    for (const OptimizerRow& row : RowsOf(recipe)) {
+      EXPECT_EQ(m ? 1 - 0.125f : 1.0f, row.bias_correction1) << name;
+      EXPECT_EQ(v ? 1 - 0.421875f : 1.0f, row.bias_correction2) << name;
+      EXPECT_EQ(3, row.t);
+    }
+  }
+}
+
+TEST(OptimizerRows, DecayActsOnTheTensorsThatItIsFor) {
+  const auto decays = [](const std::vector<std::string>& overrides) {
+    std::vector<std::string> all = {"optimizer.weight_decay=0.125"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    const Recipe recipe = TinyRecipe(all);
+    std::map<std::string, float> result;
+    const std::vector<OptimizerRow> rows = RowsOf(recipe);
+    for (size_t t = 0; t < rows.size(); ++t) {
+      result[Tensors(recipe)[t].name] = rows[t].weight_decay;
+    }
+    return result;
+  };
+  const std::string gate = "model.layers.0.mlp.gate_proj.weight", norm = "model.norm.weight";
+  const auto all = decays({"optimizer.decay_on=all"});
+  EXPECT_EQ(0.125f, all.at(gate));
+  EXPECT_EQ(0.125f, all.at(norm));
+  const auto matrices = decays({"optimizer.decay_on=matrices"});
+  EXPECT_EQ(0.125f, matrices.at(gate));
+  EXPECT_EQ(0.0f, matrices.at(norm));
+  for (const auto& [name, decay] :
+       decays({"optimizer.decay_on=all", "optimizer.decay_only=*.mlp.*"})) {
+    EXPECT_EQ(GlobMatches("*.mlp.*", name) ? 0.125f : 0.0f, decay) << name;
   }
 }
 

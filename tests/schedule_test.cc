@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -35,6 +36,19 @@ TEST(Schedule, IndexingDecidesWhetherTheFirstUpdateAppliesTheInitialRate) {
   schedule.indexing = LrIndexing::kStep;
   EXPECT_EQ(LearningRate(schedule, 1), AppliedLearningRate(schedule, 0));
   EXPECT_EQ(LearningRate(schedule, 16), AppliedLearningRate(schedule, 15));
+}
+
+TEST(Schedule, HoldAppliesItsUpdatesRateToAllThatFollow) {
+  for (const LrIndexing indexing : {LrIndexing::kStep, LrIndexing::kStepMinusOne}) {
+    ScheduleRecipe free = Report(), held = Report();
+    free.indexing = held.indexing = indexing;
+    held.hold = 16;
+    for (int64_t update = 1; update <= 120; ++update) {
+      EXPECT_EQ(AppliedLearningRate(free, std::min<int64_t>(update, 16) - 1),
+                AppliedLearningRate(held, update - 1))
+          << update;
+    }
+  }
 }
 
 TEST(Schedule, WithoutWarmUpStartsAtThePeak) {

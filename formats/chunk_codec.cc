@@ -1,7 +1,9 @@
 #include "formats/chunk_codec.h"
 
+#define ZSTD_STATIC_LINKING_ONLY  // for ZSTD_c_literalCompressionMode
 #include <zstd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/check.h"
@@ -117,8 +119,14 @@ std::string_view ChunkEncoder::Encode(const float* in, size_t count, size_t chun
 std::string_view ChunkEncoder::Compress(std::string_view in, std::vector<char>* out, int level) {
   const size_t bound = ZSTD_compressBound(in.size());
   if (out->size() < bound) out->resize(bound);
-  const size_t size = ZSTD_compressCCtx(context_->zstd, out->data(), out->size(), in.data(),
-                                        in.size(), level);
+  ZSTD_CCtx* const zstd = context_->zstd;
+  // Levels below zero leave the entropy coder of literals out unless told. A library that knows the
+  // switch no more gets the level next to them.
+  const auto literals = level < 0 ? ZSTD_ps_enable : ZSTD_ps_auto;
+  const size_t told = ZSTD_CCtx_setParameter(zstd, ZSTD_c_literalCompressionMode, literals);
+  if (ZSTD_isError(told)) level = std::max(level, 1);
+  ZSTD_CCtx_setParameter(zstd, ZSTD_c_compressionLevel, level);
+  const size_t size = ZSTD_compress2(zstd, out->data(), out->size(), in.data(), in.size());
   RT_CHECK(!ZSTD_isError(size));  // the bound leaves no error but lack of memory
   return {out->data(), size};
 }

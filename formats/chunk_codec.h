@@ -11,7 +11,10 @@
 namespace retrace {
 
 inline constexpr size_t kChunkElements = size_t{1} << 18;
-inline constexpr int kZstdLevel = 1;
+// Of zstd. What repeats in numbers are the values of single bytes, which its entropy coder sees; a
+// search for longer matches costs half of the time and finds next to none, so it is all but off.
+inline constexpr int kChunkLevel = -100;
+inline constexpr int kTextLevel = 1;
 
 // out[b * count + i] = byte b of in[i]. HDF5's filter 2 for elements of 4 bytes.
 void ShuffleBytes(const float* in, size_t count, unsigned char* out);
@@ -26,9 +29,9 @@ class ChunkEncoder {
   // Encodes chunk_elements numbers: `count` from `in`, then zeros. -> the encoded bytes, which stay
   // in *out; out's memory is reused.
   std::string_view Encode(const float* in, size_t count, size_t chunk_elements,
-                          std::vector<char>* out, int level = kZstdLevel);
-  // Plain zstd, for text.
-  std::string_view Compress(std::string_view in, std::vector<char>* out, int level = kZstdLevel);
+                          std::vector<char>* out, int level = kChunkLevel);
+  // Plain zstd.
+  std::string_view Compress(std::string_view in, std::vector<char>* out, int level = kTextLevel);
 
  private:
   struct Context;

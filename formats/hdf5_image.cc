@@ -48,7 +48,7 @@ size_t ZstdFilter(unsigned flags, size_t, const unsigned*, size_t nbytes, size_t
   void* out = H5allocate_memory(size, false);
   if (out == nullptr) return 0;
   const size_t done = decode ? ZSTD_decompress(out, size, *buf, nbytes)
-                             : ZSTD_compress(out, size, *buf, nbytes, kZstdLevel);
+                             : ZSTD_compress(out, size, *buf, nbytes, kTextLevel);
   if (ZSTD_isError(done)) {
     H5free_memory(out);
     return 0;
@@ -200,7 +200,7 @@ Status Hdf5Builder::AddText(const std::string& path, size_t text_size,
                             std::string_view compressed) {
   const Hdf5Lock lock;
   const hsize_t size = text_size, first = 0;
-  const unsigned level = kZstdLevel;
+  const unsigned level = kTextLevel;
   const Handle create = WithoutTimes(H5P_DATASET_CREATE);
   const Handle space(H5Screate_simple(1, &size, nullptr));
   if (H5Pset_chunk(create, 1, &size) < 0 ||
@@ -217,7 +217,7 @@ Status Hdf5Builder::AddText(const std::string& path, size_t text_size,
 Status Hdf5Builder::AddFloats(const std::string& path, int64_t numel, int64_t chunk_elements) {
   const Hdf5Lock lock;
   const hsize_t size = numel, chunk = chunk_elements;
-  const unsigned level = kZstdLevel;
+  const unsigned level = kTextLevel;
   const Handle create = WithoutTimes(H5P_DATASET_CREATE);
   const Handle space(H5Screate_simple(1, &size, nullptr));
   if (H5Pset_chunk(create, 1, &chunk) < 0 || H5Pset_shuffle(create) < 0 ||

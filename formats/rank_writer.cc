@@ -121,7 +121,7 @@ Result<RankFileInfo> RankWriter::Publish(int64_t position,
                                          const std::vector<SlabContents>& slabs) try {
   RT_RETURN_IF_ERROR(CheckAttempt());
   RT_ASSIGN_OR_RETURN(RankFile file, BuildRankFile(layout_, position, attempt_, rank_, slabs,
-                                                   threads_, kZstdLevel, std::move(spare_)));
+                                                   threads_, kChunkLevel, std::move(spare_)));
   const Status published =
       PublishFile(ops_, run_dir_ + "/" + kStepsName, file.info.name, file.bytes.view());
   spare_ = std::move(file.bytes);

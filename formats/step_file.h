@@ -47,7 +47,7 @@ struct RankFile {
 // memory, which is used again.
 Result<RankFile> BuildRankFile(const Layout& layout, int64_t position, int64_t attempt, int rank,
                                const std::vector<SlabContents>& slabs, int threads,
-                               int level = kZstdLevel, Bytes spare = Bytes());
+                               int level = kChunkLevel, Bytes spare = Bytes());
 
 // Where a slab's values go: the pieces of `id`, one after another.
 struct SlabTarget {

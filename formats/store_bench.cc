@@ -125,7 +125,7 @@ Result<JournalSpeed> MeasureJournalSpeed(const RunReader& run, const Layout& lay
   for (int pass = 0; pass < 3 || Now().wall - begin < 2 * seconds; ++pass) {
     Time([&] {
       Result<RankFile> file =
-          BuildRankFile(layout, position, 1, 0, slabs, 1, kZstdLevel, std::move(spare));
+          BuildRankFile(layout, position, 1, 0, slabs, 1, kChunkLevel, std::move(spare));
       status = file.status();
       if (!file.ok()) return;
       speed.file_bytes = static_cast<int64_t>(file->bytes.size);

@@ -3,9 +3,8 @@
 // torch_plugin.h to join it. A value; reading it has no side effects.
 //
 // torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT (and TORCHELASTIC_*, when it
-// keeps the store itself). Slurm: SLURM_PROCID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS,
-// SLURM_LOCALID, and the first host of SLURM_STEP_NODELIST or SLURM_JOB_NODELIST; MASTER_ADDR and
-// MASTER_PORT override.
+// keeps the store itself). Slurm: SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, and the first
+// host of SLURM_STEP_NODELIST or SLURM_JOB_NODELIST; MASTER_ADDR and MASTER_PORT override.
 #ifndef RETRACE_REPLAY_JOB_ENVIRONMENT_H_
 #define RETRACE_REPLAY_JOB_ENVIRONMENT_H_
 

@@ -84,7 +84,7 @@ TEST(StepFile, BytesDoNotDependOnWhatTheirMemoryHeldBefore) {
     spare.capacity = capacity;
     std::memset(spare.data.get(), 0xab, capacity);
     const RankFile again =
-        BuildRankFile(layout, 3, 1, 0, slabs, 1, kZstdLevel, std::move(spare)).value();
+        BuildRankFile(layout, 3, 1, 0, slabs, 1, kChunkLevel, std::move(spare)).value();
     EXPECT_TRUE(again.bytes.view() == fresh.bytes.view()) << capacity;
     EXPECT_EQ(again.info, fresh.info);
   }

@@ -49,8 +49,9 @@ Json JsonOf(const InterventionKind& kind) {
                           {"default", parameter.default_value},
                           {"required", parameter.default_value.empty()}});
   }
-  return {{"name", kind.name},       {"summary", kind.summary},     {"touches", kind.touches},
-          {"example", kind.example}, {"reference", kind.reference}, {"parameters", parameters}};
+  return {{"name", kind.name},       {"summary", kind.summary}, {"touches", kind.touches},
+          {"formula", kind.formula}, {"example", kind.example}, {"reference", kind.reference},
+          {"parameters", parameters}};
 }
 
 void Print(const OutputFlags& output, const InterventionKind& kind) {
@@ -61,6 +62,7 @@ void Print(const OutputFlags& output, const InterventionKind& kind) {
                                                : " (default: " + parameter.default_value + ")");
   }
   fmt::print("    {:<12} {}\n", "touches", kind.touches);
+  fmt::print("    {:<12} {}\n", "formula", kind.formula);
   fmt::print("    {:<12} --do {}\n", "example", kind.example);
   fmt::print("    {:<12} {}\n", "reference", kind.reference);
 }

@@ -15,8 +15,10 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
 
 const InterventionKind kAttention = {
     .name = "attention",
-    .summary = "Compute attention with the whole score matrix, or block by block as flash attention",
+    .summary =
+        "Compute attention with the whole score matrix, or block by block as flash attention",
     .touches = "recipe: model.attention",
+    .formula = "o = softmax(s) v, of whole rows of scores or of 64 keys at a time",
     .example = "attention:blockwise",
     .reference = "Dao et al. 2022, arXiv 2205.14135",
     .parameters = {{"kind", "materialised or blockwise", ""}},

@@ -28,9 +28,13 @@ const InterventionKind kAttnScale = {
     .name = "attn-scale",
     .summary = "Scale attention scores by another factor, in all layers",
     .touches = "recipe: model.attention_scale",
+    .formula = "s = value * q.k",
     .example = "attn-scale:1/sqrt(head_dim)",
-    .reference = "Vaswani et al. 2017, arXiv 1706.03762; huggingface/transformers issue 45676 (scale 1.0)",
-    .parameters = {{"value", "a number, 1/sqrt(head_dim) (of sliding layers) or 1/sqrt(global_head_dim)", ""}},
+    .reference =
+        "Vaswani et al. 2017, arXiv 1706.03762; huggingface/transformers issue 45676 (scale 1.0)",
+    .parameters = {{"value",
+                    "a number, 1/sqrt(head_dim) (of sliding layers) or 1/sqrt(global_head_dim)",
+                    ""}},
     .edit_recipe = Edit};
 
 }  // namespace retrace

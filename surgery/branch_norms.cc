@@ -29,8 +29,10 @@ Status EditPost(const Arguments& arguments, Recipe* recipe) {
 
 const InterventionKind kPreNorm = {
     .name = "pre-norm",
-    .summary = "Leave out the norms at the entry of attention and MLP; their weights stay as they are",
+    .summary =
+        "Leave out the norms at the entry of attention and MLP; their weights stay as they are",
     .touches = "recipe: model.bypass_pre_norm",
+    .formula = "x = x + norm(branch(x)), not x + norm(branch(norm(x)))",
     .example = "pre-norm:off",
     .reference = "Xiong et al. 2020, arXiv 2002.04745 (pre-norm)",
     .parameters = {{"state", "off or on", ""}},
@@ -38,8 +40,10 @@ const InterventionKind kPreNorm = {
 
 const InterventionKind kPostNorm = {
     .name = "post-norm",
-    .summary = "Leave out the norms at the end of attention and MLP; their weights stay as they are",
+    .summary =
+        "Leave out the norms at the end of attention and MLP; their weights stay as they are",
     .touches = "recipe: model.bypass_post_norm",
+    .formula = "x = x + branch(norm(x)), not x + norm(branch(norm(x)))",
     .example = "post-norm:off",
     .reference = "Ding et al. 2021, arXiv 2105.13290 (sandwich norm)",
     .parameters = {{"state", "off or on", ""}},

@@ -73,21 +73,26 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
 
 const InterventionKind kClip = {
     .name = "clip",
-    .summary = "Clip the gradient at another threshold or not at all, by other norms, or by another rule",
+    .summary =
+        "Clip the gradient at another threshold or not at all, by other norms, or by another rule",
     .touches = "recipe: optimizer.clip, optimizer.clip_...",
+    .formula = "g = g * min(1, norm / (|g| + 1e-6))",
     .example = "clip:none",
     .reference =
-        "Pascanu et al. 2013, arXiv 1211.5063 (norm); Wang et al. 2025, arXiv 2502.11034 (AdaGC: ema); "
+        "Pascanu et al. 2013, arXiv 1211.5063 (norm); Wang et al. 2025, arXiv 2502.11034 (AdaGC: "
+        "ema); "
         "Kumar et al. 2025, arXiv 2504.02507 (ZClip: z-score)",
     .parameters =
-        {{"norm", "none, or the largest norm that is not scaled down, which implies rule=fixed; or recipe",
+        {{"norm",
+          "none, or the largest norm that is not scaled down, which implies rule=fixed; or recipe",
           "recipe"},
          {"scope", "whose norm: global, layer, tensor, embedding-rows, or recipe", "recipe"},
          {"rule", "of the threshold: fixed, ema, z-score, or recipe", "recipe"},
          {"factor", "of ema: times the mean of past norms, or recipe", "recipe"},
          {"z", "of z-score: standard deviations above that mean, or recipe", "recipe"},
          {"decay", "of that mean, 0 .. below 1, or recipe", "recipe"},
-         {"warmup", "updates, from the rule's first, at which warmup_norm is the threshold, or recipe",
+         {"warmup",
+          "updates, from the rule's first, at which warmup_norm is the threshold, or recipe",
           "recipe"},
          {"warmup_norm", "none, a norm, or recipe", "recipe"}},
     .edit_recipe = Edit};

@@ -21,10 +21,14 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
 
 const InterventionKind kEmbedScale = {
     .name = "embed-scale",
-    .summary = "Multiply looked-up embedding rows by sqrt(hidden_size) or not, the factor rounded or not",
+    .summary =
+        "Multiply looked-up embedding rows by sqrt(hidden_size) or not, the factor rounded or not",
     .touches = "recipe: model.embed_scale, model.embed_scale_rounding",
+    .formula = "x = sqrt(hidden_size) * row, or row",
     .example = "embed-scale:no",
-    .reference = "Takase et al. 2023, arXiv 2312.16903 (scaled embedding); transformers rounds the factor to the weights' type",
+    .reference =
+        "Takase et al. 2023, arXiv 2312.16903 (scaled embedding); transformers rounds the factor "
+        "to the weights' type",
     .parameters = {{"on", "yes, no, or recipe", "recipe"},
                    {"rounding", "of the factor itself: none, bf16, or recipe", "recipe"}},
     .edit_recipe = Edit};

@@ -15,8 +15,10 @@ const InterventionKind kEps = {
     .name = "eps",
     .summary = "Add another eps to sqrt(v) after bias correction",
     .touches = "recipe: optimizer.eps",
+    .formula = "u = m / (sqrt(v) + eps)",
     .example = "eps:1e-15@6..24",
-    .reference = "Wortsman et al. 2023, arXiv 2309.14322 (updates under eps); OLMo 2, arXiv 2501.00656",
+    .reference =
+        "Wortsman et al. 2023, arXiv 2309.14322 (updates under eps); OLMo 2, arXiv 2501.00656",
     .parameters = {{"value", "above 0", ""}},
     .edit_recipe = Edit};
 

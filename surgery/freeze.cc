@@ -20,10 +20,13 @@ const InterventionKind kFreeze = {
     .name = "freeze",
     .summary = "Leave parameters as they are",
     .touches = "recipe: optimizer.freeze",
+    .formula = "p = p",
     .example = "freeze:model.layers.*.mlp.*,norm=counted,moments=stay",
-    .reference = "Brock et al. 2017, arXiv 1706.04983 (FreezeOut); docs/architecture.md, \"Surgery\"",
+    .reference =
+        "Brock et al. 2017, arXiv 1706.04983 (FreezeOut); docs/architecture.md, \"Surgery\"",
     .parameters = {{"only", "glob over tensor names", ""},
-                   {"norm", "whether their gradient is counted in the norm: counted or left-out", ""},
+                   {"norm", "whether their gradient is counted in the norm: counted or left-out",
+                    ""},
                    {"moments", "m, v and t: move as if they were updated, or stay", ""}},
     .edit_recipe = Edit};
 

@@ -132,6 +132,7 @@ const InterventionKind kGraft = {
     .name = "graft",
     .summary = "Take parameters, moments or counters from a state of any other run",
     .touches = "state: what is named",
+    .formula = "x = other",
     .example = "graft:from=runs/healthy,at=12,what=m+v,only=model.layers.*@13",
     .reference = "Chowdhery et al. 2022, arXiv 2204.02311 (same batches, another state: no spike)",
     .parameters = {{"from", "directory of the other run", ""},

@@ -47,6 +47,7 @@ const InterventionKind kInit = {
     .name = "init",
     .summary = "Draw parameters anew; moments and counters stay",
     .touches = "state: p",
+    .formula = "p = std * N(0, 1), norm weights 1; or 0",
     .example = "init:residual-scaled@1",
     .reference = "Megatron-LM's scaled init of output layers; Takase et al. 2023, arXiv 2312.16903",
     .parameters = {{"scheme", "recipe (as the run began), hf, residual-scaled or zero", "recipe"},

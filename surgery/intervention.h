@@ -48,6 +48,7 @@ struct InterventionKind {
   std::string name;
   std::string summary;
   std::string touches;    // "state: m, v", "recipe: optimizer.clip"
+  std::string formula;    // what a touched value becomes, or what is computed with it
   std::string example;
   std::string reference;  // the paper or report it comes from
   std::vector<Parameter> parameters;

@@ -56,6 +56,7 @@ const InterventionKind kLayerScalar = {
     .name = "layer-scalar",
     .summary = "Multiply the residual stream behind layers by another factor",
     .touches = "recipe: model.layer_scalar",
+    .formula = "x = value * x",
     .example = "layer-scalar:0.9,layers=1..2",
     .reference = "Touvron et al. 2021, arXiv 2103.17239 (LayerScale); Gemma 4's layer_scalar",
     .parameters = {{"value", "the factor", ""},

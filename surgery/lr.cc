@@ -38,6 +38,7 @@ const InterventionKind kLr = {
     .name = "lr",
     .summary = "Use another learning rate: the schedule times a factor, or a constant",
     .touches = "recipe: schedule",
+    .formula = "p = p - lr * u",
     .example = "lr:scale=0.25@6..10",
     .reference = "Wortsman et al. 2023, arXiv 2309.14322 (LR sensitivity)",
     .parameters = {{"scale", "factor on the whole schedule", "none"},

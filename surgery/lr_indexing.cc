@@ -17,6 +17,7 @@ const InterventionKind kLrIndexing = {
     .name = "lr-indexing",
     .summary = "Apply lr(n) or lr(n-1) in update n: frameworks differ by one",
     .touches = "recipe: schedule.indexing",
+    .formula = "update n applies lr(n), or lr(n - 1)",
     .example = "lr-indexing:n-1",
     .reference = "Megatron Core's scheduler steps after the optimizer",
     .parameters = {{"update", "n: update n applies lr(n); n-1: update n applies lr(n-1)", ""}},

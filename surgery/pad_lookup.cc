@@ -16,6 +16,7 @@ const InterventionKind kPadLookup = {
     .name = "pad-lookup",
     .summary = "Keep or drop the look-up gradient of the pad token's embedding row",
     .touches = "recipe: model.pad_lookup_gradient",
+    .formula = "gradient of the pad row = the head's + the look-ups', or the head's alone",
     .example = "pad-lookup:keep",
     .reference = "torch.nn.Embedding drops the gradient of padding_idx; Megatron Core keeps it",
     .parameters = {{"gradient", "keep or drop", ""}},

@@ -20,8 +20,10 @@ Status Check(const Arguments& arguments) {
 
 const InterventionKind kPartials = {
     .name = "partials",
-    .summary = "Round the partial sums of tensor-parallel shards to another format before they are added",
+    .summary =
+        "Round the partial sums of tensor-parallel shards to another format before they are added",
     .touches = "recipe: precision.partials",
+    .formula = "sum = round(part 0) + ... + round(part V-1)",
     .example = "partials:bf16",
     .reference = "Megatron-LM reduces in the activations' type",
     .parameters = {{"format", "bf16, fp32 or fp64", ""}},

@@ -47,6 +47,7 @@ const InterventionKind kPerturb = {
     .name = "perturb",
     .summary = "Multiply every parameter by 1 + sigma * N(0, 1): a replica of a noise ensemble",
     .touches = "state: p",
+    .formula = "p = p * (1 + sigma * N(0, 1))",
     .example = "perturb:sigma=0.0009765625,seed=3@1",
     .reference = "docs/architecture.md, \"Noise\"",
     .parameters = {{"sigma", "relative standard deviation, 0 .. 1", ""},

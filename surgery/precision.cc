@@ -37,6 +37,7 @@ const InterventionKind kPrecision = {
     .name = "precision",
     .summary = "Recompute with other rounding points: a preset, one point, or both in this order",
     .touches = "recipe: precision",
+    .formula = "y = round(y) at each rounding point",
     .example = "precision:fp32",
     .reference = "NVIDIA-NeMo/Automodel issue 3443 (FP32-sensitive ops)",
     .parameters = {{"preset", "bf16, bf16-sensitive-fp32, fp32 or fp64", "none"},

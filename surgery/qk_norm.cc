@@ -23,12 +23,16 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
 
 const InterventionKind kQkNorm = {
     .name = "qk-norm",
-    .summary = "Leave out the norms of queries and keys, whose weights then stay, or scale what they give",
+    .summary =
+        "Leave out the norms of queries and keys, whose weights then stay, or scale what they give",
     .touches = "recipe: model.bypass_qk_norm, model.qk_norm_gain",
+    .formula = "q = gain * norm(q), k = gain * norm(k), or gain * q, gain * k",
     .example = "qk-norm:off",
-    .reference = "Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442 (QK norm)",
+    .reference =
+        "Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442 (QK norm)",
     .parameters = {{"state", "off, on, or recipe", "recipe"},
-                   {"gain", "factor on both norms' outputs, so its square on the scores, or recipe", "recipe"}},
+                   {"gain", "factor on both norms' outputs, so its square on the scores, or recipe",
+                    "recipe"}},
     .edit_recipe = Edit};
 
 }  // namespace retrace

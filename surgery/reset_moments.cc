@@ -40,10 +40,12 @@ const InterventionKind kResetMoments = {
     .name = "reset-moments",
     .summary = "Set Adam's moments to zero",
     .touches = "state: m, v, and Adam's t where t=reset",
+    .formula = "m = 0, v = 0, or both",
     .example = "reset-moments:v,t=keep,only=model.layers.*.mlp.*@6",
     .reference = "Huang et al. 2025, arXiv 2501.06842 (SPAM: momentum reset)",
     .parameters = {{"which", "m, v or both", "both"},
-                   {"t", "Adam's step counter: keep or reset (the bias correction starts anew)", ""},
+                   {"t", "Adam's step counter: keep or reset (the bias correction starts anew)",
+                    ""},
                    {"only", "glob over tensor names", "*"}},
     .check = Check,
     .edit_state = Edit};

@@ -28,6 +28,7 @@ const InterventionKind kScale = {
     .name = "scale",
     .summary = "Multiply parameters; moments and counters stay",
     .touches = "state: p",
+    .formula = "p = p * factor",
     .example = "scale:0.5,only=model.layers.*.o_proj.weight@1",
     .reference = "Takase et al. 2023, arXiv 2312.16903 (small sub-layers)",
     .parameters = {{"factor", "on every element", ""}, {"only", "glob over tensor names", "*"}},

@@ -39,6 +39,7 @@ const InterventionKind kScaleMoments = {
     .name = "scale-moments",
     .summary = "Multiply Adam's moments; t stays",
     .touches = "state: m, v",
+    .formula = "m = m * factor, v = v * factor",
     .example = "scale-moments:v=100,only=model.layers.*@6",
     .reference = "Molybog et al. 2023, arXiv 2304.09871 (updates' size against the gradient's)",
     .parameters = {{"m", "factor on m", "1"},

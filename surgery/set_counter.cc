@@ -47,6 +47,7 @@ const InterventionKind kSetCounter = {
     .name = "set-counter",
     .summary = "Set the schedule's index, the data cursor or Adam's t",
     .touches = "state: counters",
+    .formula = "counter = N",
     .example = "set-counter:schedule=0,t=0@6",
     .reference = "Kingma and Ba 2015, arXiv 1412.6980 (bias correction by t)",
     .parameters = {{"schedule", "updates that the learning rate counts as done, or keep", "keep"},

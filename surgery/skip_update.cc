@@ -29,12 +29,16 @@ const InterventionKind kSkipUpdate = {
     .name = "skip-update",
     .summary = "Compute an update and leave parameters and moments as they are",
     .touches = "update: parameters, m and v stay; counters as told",
+    .formula = "p = p, m = m, v = v",
     .example = "skip-update:t=stay,schedule=advance,cursor=advance@6",
-    .reference = "Chowdhery et al. 2022, arXiv 2204.02311, section 5.1; Micikevicius et al. 2018, arXiv "
-                 "1710.03740 (updates skipped by loss scaling)",
+    .reference =
+        "Chowdhery et al. 2022, arXiv 2204.02311, section 5.1; Micikevicius et al. 2018, arXiv "
+        "1710.03740 (updates skipped by loss scaling)",
     .parameters = {{"t", "Adam's step counter: advance or stay", ""},
-                   {"schedule", "updates that the learning rate counts as done: advance or stay", ""},
-                   {"cursor", "samples consumed: advance, or stay (the next update gets this batch)", ""}},
+                   {"schedule", "updates that the learning rate counts as done: advance or stay",
+                    ""},
+                   {"cursor",
+                    "samples consumed: advance, or stay (the next update gets this batch)", ""}},
     .check = Check,
     .edit_update = Edit};
 

@@ -20,6 +20,7 @@ const InterventionKind kSoftcap = {
     .name = "softcap",
     .summary = "Cap the logits z as c tanh(z / c) with another c, or not at all",
     .touches = "recipe: model.final_logit_softcapping",
+    .formula = "z = c * tanh(z / c), or z",
     .example = "softcap:off",
     .reference = "Gemma Team 2024, arXiv 2408.00118",
     .parameters = {{"value", "c above 0, or off", ""}},

@@ -11,13 +11,13 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
 
 }  // namespace
 
-const InterventionKind kVNorm = {
-    .name = "v-norm",
-    .summary = "Norm values, or leave them as they are",
-    .touches = "recipe: model.v_norm",
-    .example = "v-norm:off",
-    .reference = "Gemma 4's weightless value norm, as in transformers",
-    .parameters = {{"state", "off or on", ""}},
-    .edit_recipe = Edit};
+const InterventionKind kVNorm = {.name = "v-norm",
+                                 .summary = "Norm values, or leave them as they are",
+                                 .touches = "recipe: model.v_norm",
+                                 .formula = "v = v / rms(v), or v",
+                                 .example = "v-norm:off",
+                                 .reference = "Gemma 4's weightless value norm, as in transformers",
+                                 .parameters = {{"state", "off or on", ""}},
+                                 .edit_recipe = Edit};
 
 }  // namespace retrace

@@ -25,6 +25,7 @@ const InterventionKind kWeightDecay = {
     .name = "weight-decay",
     .summary = "Decay weights at another rate, on all tensors or on matrices only",
     .touches = "recipe: optimizer.weight_decay, optimizer.decay_on",
+    .formula = "u = u + decay * p",
     .example = "weight-decay:0.033,which=matrices",
     .reference = "Loshchilov and Hutter 2019, arXiv 1711.05101; Megatron Core decays tensors of two dimensions only",
     .parameters = {{"value", "times the learning rate, at least 0, or recipe", "recipe"},

@@ -112,7 +112,9 @@ TEST_F(Interventions, EveryExampleIsCanonicalAfterOneRoundTrip) {
     EXPECT_EQ(1, (kind->edit_state != nullptr) + (kind->edit_recipe != nullptr) +
                      (kind->edit_update != nullptr))
         << kind->name;
-    EXPECT_FALSE(kind->summary.empty() || kind->touches.empty() || kind->reference.empty());
+    EXPECT_FALSE(kind->summary.empty() || kind->touches.empty() || kind->formula.empty() ||
+                 kind->reference.empty())
+        << kind->name;
     const Result<Intervention> parsed = ParseIntervention(kind->example);
     ASSERT_TRUE(parsed.ok()) << kind->example << ": " << parsed.status().message();
     EXPECT_EQ(kind, parsed->kind);

@@ -123,6 +123,7 @@ struct OptimizerRecipe {
   double clip_decay = 0.98;   // of the means
   int64_t clip_warmup = 0;    // updates of the rule during which clip_warmup_norm is the threshold
   double clip_warmup_norm = 0;
+  double update_clip = 0;  // largest RMS of g / sqrt(v) of a tensor; 0: none
   BiasCorrection bias_correction = BiasCorrection::kBoth;
   std::vector<FreezeRule> freeze;
   LossDivision loss_division = LossDivision::kStepTokens;

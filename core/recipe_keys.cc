@@ -373,6 +373,8 @@ KeyList OptimizerRuleKeys() {
       Integer(AT(optimizer.clip_warmup), 0, kMany,
               "updates, from the rule's first, during which clip_warmup_norm is the threshold"),
       Real(AT(optimizer.clip_warmup_norm), 0, kLarge, "0: no clipping during the warm-up"),
+      Real(AT(optimizer.update_clip), 0, kLarge,
+           "largest root mean square of a tensor's g / sqrt(v); 0: no such clipping"),
       Choice(AT(optimizer.bias_correction), {"both", "m", "v", "none"},
              "which of Adam's moments are divided by 1 - beta^t"),
       FreezeKey(),

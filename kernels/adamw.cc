@@ -30,4 +30,18 @@ double SumSquaresBlock(Isa isa, const float* x, int64_t n) {
   return 0;
 }
 
+double SumUpdateSquaresBlock(Isa isa, const OptimizerRow& row, float clip, const float* g,
+                             const float* v, int64_t n) {
+  RT_CHECK(n <= kSquareBlock);
+  switch (isa) {
+    case Isa::kScalar:
+      return SumUpdateSquaresScalar(row, clip, g, v, n);
+    case Isa::kAvx2:
+      return SumUpdateSquaresAvx2(row, clip, g, v, n);
+    case Isa::kAvx512:
+      return SumUpdateSquaresAvx512(row, clip, g, v, n);
+  }
+  return 0;
+}
+
 }  // namespace retrace

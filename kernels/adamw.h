@@ -32,6 +32,16 @@ inline constexpr int64_t kSquareBlock = 65536;
 // Clause     11
 double SumSquaresBlock(Isa isa, const float* x, int64_t n);
 
+// Computes   sum of g'^2 / max(v'/bc2, eps^2), g' = clip*g and v' = v as AdamW is about to make it
+// Shapes     as SumSquaresBlock
+// Order      g', v' and v'/bc2 in FP32 as in AdamW; g'^2 (exact), eps^2 (exact), max, quotient and
+//            the sum in FP64, clause 6 (lane chains)
+// Guarantee  max: v'/bc2 where it is not below eps^2, so a NaN stays one
+// Clause     12
+// Source     Wortsman et al. 2023, arXiv 2304.13013 (StableAdamW)
+double SumUpdateSquaresBlock(Isa isa, const OptimizerRow& row, float clip, const float* g,
+                             const float* v, int64_t n);
+
 }  // namespace retrace
 
 #endif  // RETRACE_KERNELS_ADAMW_H_

@@ -11,7 +11,9 @@ namespace retrace {
 #define RT_DECLARE_ADAMW(SUFFIX)                                                              \
   void AdamW##SUFFIX(const OptimizerRow& row, float clip, const float* g, float* p, float* m, \
                      float* v, int64_t n);                                                    \
-  double SumSquares##SUFFIX(const float* x, int64_t n);
+  double SumSquares##SUFFIX(const float* x, int64_t n);                                       \
+  double SumUpdateSquares##SUFFIX(const OptimizerRow& row, float clip, const float* g,        \
+                                  const float* v, int64_t n);
 
 RT_DECLARE_ADAMW(Scalar)
 RT_DECLARE_ADAMW(Avx2)
@@ -23,7 +25,11 @@ RT_DECLARE_ADAMW(Avx512)
                      float* v, int64_t n) {                                                   \
     AdamWKernel(row, clip, g, p, m, v, n);                                                    \
   }                                                                                           \
-  double SumSquares##SUFFIX(const float* x, int64_t n) { return SumSquaresKernel(x, n); }
+  double SumSquares##SUFFIX(const float* x, int64_t n) { return SumSquaresKernel(x, n); }     \
+  double SumUpdateSquares##SUFFIX(const OptimizerRow& row, float clip, const float* g,        \
+                                  const float* v, int64_t n) {                                \
+    return SumUpdateSquaresKernel(row, clip, g, v, n);                                        \
+  }
 
 }  // namespace retrace
 

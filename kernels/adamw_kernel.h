@@ -42,6 +42,14 @@ inline void AdamWKernel(const OptimizerRow& row, float clip, const float* g, flo
   if (row.action == TensorAction::kFrozen) AdamWLoop<false>(row, clip, g, p, m, v, n);
 }
 
+// Clause 6.
+inline __attribute__((always_inline)) double SumLanes(double* lane) {
+  for (int h = 8; h > 0; h /= 2) {
+    for (int l = 0; l < h; ++l) lane[l] = lane[l] + lane[l + h];
+  }
+  return lane[0];
+}
+
 inline double SumSquaresKernel(const float* __restrict x, int64_t n) {
   double lane[16] = {};
   int64_t i = 0;
@@ -55,10 +63,27 @@ inline double SumSquaresKernel(const float* __restrict x, int64_t n) {
     const double xi = x[i + l];
     lane[l] = lane[l] + xi * xi;
   }
-  for (int h = 8; h > 0; h /= 2) {
-    for (int l = 0; l < h; ++l) lane[l] = lane[l] + lane[l + h];
+  return SumLanes(lane);
+}
+
+inline double SumUpdateSquaresKernel(const OptimizerRow& row, float clip,
+                                     const float* __restrict g, const float* __restrict v,
+                                     int64_t n) {
+  const float beta2 = row.beta2, rest2 = row.one_minus_beta2, bc2 = row.bias_correction2;
+  const double least = static_cast<double>(row.eps) * static_cast<double>(row.eps);
+  const auto term = [&](int64_t i) {
+    const float clipped = clip * g[i];
+    const float vi = beta2 * v[i] + (rest2 * clipped) * clipped;
+    const double corrected = vi / bc2, x = clipped;
+    return x * x / (corrected < least ? least : corrected);
+  };
+  double lane[16] = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (int l = 0; l < 16; ++l) lane[l] = lane[l] + term(i + l);
   }
-  return lane[0];
+  for (int l = 0; i + l < n; ++l) lane[l] = lane[l] + term(i + l);
+  return SumLanes(lane);
 }
 
 }  // namespace

@@ -107,6 +107,9 @@ std::string RecordJson(const UpdateRecord& r) {
   json["level"] = r.level;
   if (!r.sample_list.empty()) json["sample_list"] = r.sample_list;
   if (!r.tensor_clips.empty()) json["tensor_clips"] = Numbers(r.tensor_clips);
+  if (!r.tensor_update_clips.empty()) {
+    json["tensor_update_clips"] = Numbers(r.tensor_update_clips);
+  }
   json["timing"] = {{"update_seconds", r.timing.update_seconds},
                     {"stall_seconds", r.timing.stall_seconds}};
   return json.dump();
@@ -132,6 +135,9 @@ Result<UpdateRecord> ParseRecord(std::string_view text) {
   r.tensor_norms = fields.Numbers("tensor_norms");
   r.level = fields.Text("level");
   if (fields.Has("tensor_clips")) r.tensor_clips = fields.Numbers("tensor_clips");
+  if (fields.Has("tensor_update_clips")) {
+    r.tensor_update_clips = fields.Numbers("tensor_update_clips");
+  }
   if (fields.Has("sample_list")) r.sample_list = fields.Integers("sample_list");
   const Json& timing = fields.Get("timing");
   if (timing.is_object()) {

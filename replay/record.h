@@ -31,6 +31,7 @@ struct UpdateRecord {
   // Empty unless the update was no ordinary one.
   std::vector<int64_t> sample_list;  // what it consumed, where that is not samples in a row
   std::vector<double> tensor_clips;  // factor of each tensor, where the clip is not global
+  std::vector<double> tensor_update_clips;  // of each tensor's update, where those are clipped
 
   struct Timing {
     double update_seconds = 0, stall_seconds = 0;

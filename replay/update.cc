@@ -49,30 +49,33 @@ double TreeOver(const double* values, int64_t count, int64_t stride) {
          TreeOver(values + count / 2 * stride, count / 2, stride);
 }
 
-// Applies a block to elements [first, first + count) of a piece, row by row where the clip is per
-// row.
+// Calls visit(at, count, clip) for the runs of a chunk's elements that have one clip factor: the
+// chunk, or its rows where the clip is per row.
+template <class Visit>
+void ForEachClip(const OptimizerBlock& block, const Chunk& chunk, Visit visit) {
+  const int tensor = chunk.piece->tensor;
+  const std::vector<float>* clips = block.row_clips.empty() ? nullptr : &block.row_clips[tensor];
+  if (clips == nullptr || clips->empty()) return visit(0, chunk.count, block.rows[tensor].clip);
+  const int64_t cols = chunk.piece->cols();
+  for (int64_t at = 0; at < chunk.count;) {
+    const int64_t element = chunk.first + at;
+    const int64_t count = std::min(chunk.count - at, cols - element % cols);
+    visit(at, count, (*clips)[chunk.piece->row_first + element / cols]);
+    at += count;
+  }
+}
+
+// Applies a block to a chunk of a slab.
 void ApplyChunk(Isa isa, const OptimizerBlock& block, const Chunk& chunk, const float* gradient,
                 ShardState* slab) {
-  const OptimizerRow& row = block.rows[chunk.piece->tensor];
   const int64_t offset = chunk.piece->offset + chunk.first;
   float* p = slab->slab(Component::kParameter).data() + offset;
   float* m = slab->slab(Component::kM).data() + offset;
   float* v = slab->slab(Component::kV).data() + offset;
   const float* g = gradient + offset;
-  const std::vector<float>* clips =
-      block.row_clips.empty() ? nullptr : &block.row_clips[chunk.piece->tensor];
-  if (clips == nullptr || clips->empty()) {
-    AdamW(isa, row, row.clip, g, p, m, v, chunk.count);
-    return;
-  }
-  const int64_t cols = chunk.piece->cols();
-  for (int64_t at = 0; at < chunk.count;) {
-    const int64_t element = chunk.first + at;
-    const int64_t count = std::min(chunk.count - at, cols - element % cols);
-    const float clip = (*clips)[chunk.piece->row_first + element / cols];
-    AdamW(isa, row, clip, g + at, p + at, m + at, v + at, count);
-    at += count;
-  }
+  ForEachClip(block, chunk, [&](int64_t at, int64_t count, float clip) {
+    AdamW(isa, block.rows[chunk.piece->tensor], clip, g + at, p + at, m + at, v + at, count);
+  });
 }
 
 }  // namespace
@@ -268,6 +271,32 @@ UpdateAction Updater::Decide(const UpdateDirective& directive, UpdateResult* res
   return UpdateAction::kSkipped;
 }
 
+// c_u of each tensor: clause 12.
+Status Updater::ClipUpdates(const RankState& state, OptimizerBlock* block) const {
+  const double limit = recipe_.optimizer.update_clip;
+  if (!(limit > 0)) return {};
+  RT_ASSIGN_OR_RETURN(
+      const std::vector<double> squares,
+      TensorSums([&](int slab, const Piece& piece, int64_t first, int64_t count) {
+        double sum = 0;
+        ForEachClip(*block, {&piece, first, count}, [&](int64_t at, int64_t run, float clip) {
+          const int64_t offset = piece.offset + first + at;
+          const double part =
+              SumUpdateSquaresBlock(context_.engine.isa(), block->rows[piece.tensor], clip,
+                                    pass_->gradient(slab).data() + offset,
+                                    state.slab(slab).slab(Component::kV).data() + offset, run);
+          sum = at == 0 ? part : sum + part;
+        });
+        return sum;
+      }));
+  for (size_t t = 0; t < squares.size(); ++t) {
+    const double mean = squares[t] / static_cast<double>(map_.layout().tensors()[t].numel());
+    const double coefficient = limit / math::Sqrt(mean);
+    if (coefficient < 1.0) block->rows[t].update_clip = static_cast<float>(coefficient);
+  }
+  return {};
+}
+
 void Updater::Apply(const OptimizerBlock& block, RankState* state) {
   for (int i = 0; i < map_.shard_count(); ++i) {
     ApplyBlock(context_.engine, map_.layout(), block, map_.layout().pieces(map_.first_shard() + i),
@@ -300,6 +329,10 @@ Result<UpdateResult> Updater::Run(RankState* state, const UpdateDirective& direc
   result.block = MakeOptimizerBlock(
       recipe_, tensors, counters, clips,
       {.lr = record.lr, .skip = skipped, .skipped_t_moves = directive.skip && directive.t_moves});
+  RT_RETURN_IF_ERROR(ClipUpdates(*state, &result.block));
+  for (size_t t = 0; recipe_.optimizer.update_clip > 0 && t < tensors.size(); ++t) {
+    record.tensor_update_clips.push_back(result.block.rows[t].update_clip);
+  }
   Apply(result.block, state);
   if (recipe_.store.flight.update_rms > 0) {
     RT_ASSIGN_OR_RETURN(record.update_rms, UpdateRms(*state, result.block));

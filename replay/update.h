@@ -74,6 +74,7 @@ class Updater {
   Result<double> UpdateRms(const RankState& state, const OptimizerBlock& block) const;
   Status Measure(const RankState& state, const UpdateDirective& directive, UpdateRecord* record);
   UpdateAction Decide(const UpdateDirective& directive, UpdateResult* result) const;
+  Status ClipUpdates(const RankState& state, OptimizerBlock* block) const;
   void Apply(const OptimizerBlock& block, RankState* state);
   std::string FirstNonFinite(const UpdateRecord& record) const;
   Status DigestTokens(const std::vector<int64_t>& samples, UpdateRecord* record) const;

@@ -124,6 +124,34 @@ TEST_P(AdamWOfEveryIsa, SumsSquaresInSixteenLanesOfFp64) {
   }
 }
 
+// Every FP32 operation rounded on its own, as in AdamW; then FP64.
+TEST_P(AdamWOfEveryIsa, SumsSquaresOfUpdatesInSixteenLanesOfFp64) {
+  std::mt19937 random(12);
+  const OptimizerRow row = {
+      .beta2 = 0.95f, .one_minus_beta2 = 0.05f, .bias_correction2 = 0.0975f, .eps = 0.25f};
+  const float clip = 0.75f;
+  for (int64_t n : {0, 1, 15, 16, 17, 100, 4099}) {
+    for (bool special : {false, true}) {
+      const std::vector<float> g = longhand::Values<float>(n, random, special && n < 50);
+      std::vector<float> v = longhand::Values<float>(n, random, special && n < 50);
+      std::vector<double> terms;
+      for (int64_t i = 0; i < n; ++i) {
+        v[i] = v[i] < 0 ? -v[i] : v[i];
+        volatile float clipped = clip * g[i];
+        volatile float kept = row.beta2 * v[i], rest = row.one_minus_beta2 * clipped;
+        volatile float taken = rest * clipped, moved = kept + taken;
+        volatile float corrected = moved / row.bias_correction2;
+        const double x = clipped, least = 0.0625;
+        terms.push_back(x * x / (corrected < least ? least : static_cast<double>(corrected)));
+      }
+      EXPECT_EQ(
+          longhand::Canonical(longhand::Sum(terms)),
+          longhand::Canonical(SumUpdateSquaresBlock(GetParam(), row, clip, g.data(), v.data(), n)))
+          << n << " elements";
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, AdamWOfEveryIsa,
                          testing::Values(Isa::kScalar, Isa::kAvx2, Isa::kAvx512),
                          [](const auto& info) { return IsaName(info.param); });

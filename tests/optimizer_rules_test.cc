@@ -233,6 +233,38 @@ TEST(Bypass, ABypassedNormIsNotUpdatedAndItsCounterStays) {
   EXPECT_EQ("pmv", Moved(a, "model.layers.0.input_layernorm.weight"));
 }
 
+// c_u = limit / RMS of a tensor, from what the update is about to make of v.
+TEST(UpdateClip, ScalesATensorsUpdateToTheRootMeanSquareThatIsAllowed) {
+  SoloComm comm;
+  const Recipe recipe = TinyRecipe({"optimizer.update_clip=0.5"});
+  const std::unique_ptr<Job> job = Job::Make(recipe, comm, {}).value();
+  ASSERT_TRUE(job->StartFresh().ok());
+  ASSERT_TRUE(job->Advance().ok());
+  const State before = job->state().state;
+  const UpdateResult result = job->Advance().value().result;
+  const Layout& layout = job->layout();
+  int clipped = 0;
+  for (size_t t = 0; t < layout.tensors().size(); ++t) {
+    const OptimizerRow& row = result.block.rows[t];
+    double sum = 0;
+    for (int s = 0; s < layout.shards(); ++s) {
+      const Piece* piece = layout.FindPiece(s, static_cast<int>(t));
+      for (int64_t i = 0; piece != nullptr && i < piece->numel(); ++i) {
+        const double g = row.clip * job->updater().gradient(s)[piece->offset + i];
+        const double v = before.shards[s].slab(Component::kV)[piece->offset + i];
+        const double moved = row.beta2 * v + row.one_minus_beta2 * g * g;
+        const double least = static_cast<double>(row.eps) * row.eps;
+        sum += g * g / std::max(least, moved / row.bias_correction2);
+      }
+    }
+    const double rms = std::sqrt(sum / static_cast<double>(layout.tensors()[t].numel()));
+    EXPECT_NEAR(std::min(1.0, 0.5 / rms), row.update_clip, 1e-5) << layout.tensors()[t].name;
+    EXPECT_EQ(row.update_clip, result.record.tensor_update_clips[t]);
+    clipped += row.update_clip < 1 ? 1 : 0;
+  }
+  EXPECT_GT(clipped, 0);
+}
+
 class Skip : public Script {
  public:
   Skip(bool t, bool schedule, bool cursor) : t_(t), schedule_(schedule), cursor_(cursor) {}

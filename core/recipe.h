@@ -65,6 +65,7 @@ struct ModelRecipe {
   double qk_norm_gain = 1.0;   // factor on the outputs of q_norm and k_norm
   QkNormGradient qk_norm_gradient = QkNormGradient::kAllShards;
   bool ignore_window = false;  // sliding layers see all keys before, as full ones
+  double z_loss = 0;           // factor on the square of logsumexp, in the objective
 
   bool AppliesQkNorm() const { return qk_norm && !bypass_qk_norm; }
   bool AppliesPreNorm() const { return pre_norm && !bypass_pre_norm; }

@@ -308,6 +308,9 @@ KeyList BypassKeys() {
              "rank of a framework that does not reduce them (clause 7)"),
       Flag(AT(model.ignore_window),
            "sliding layers see all keys before, as with a fused softmax that knows no window"),
+      Real(AT(model.z_loss), 0, kLarge,
+           "factor on logsumexp squared, added to what is minimised; the recorded loss is the cross "
+           "entropy alone"),
   };
   for (Key& key : keys) key = Quiet(std::move(key));
   return keys;

@@ -361,7 +361,8 @@ struct SumExpArgs {
   int64_t row_first, n;
 };
 
-// Computes   dz = round((ExpCut(z - m) * (1/sum) - [v == label]) * inv_n) in place
+// Computes   dz = round((ExpCut(z - m) * (1/sum) * factor[t] - [v == label]) * inv_n) in place;
+//            factor null: 1. A z-loss makes it 1 + 2 zeta logsumexp[t].
 // Shapes     z [T,V]; range over t.
 // Order      as written.
 // Guarantee  -
@@ -375,6 +376,7 @@ struct CrossEntropyBackwardArgs {
   int64_t row_first, n;
   T inv_n;
   Rounding round;
+  const T* factor_T = nullptr;
 };
 
 // Computes   dst = dst + src; then dst = round(dst)

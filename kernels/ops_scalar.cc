@@ -341,10 +341,10 @@ template <class T>
 void CrossEntropyBackward(const CrossEntropyBackwardArgs<T>& a, int64_t first, int64_t last) {
   for (int64_t t = first; t < last; ++t) {
     T* z = a.z_TV + t * a.n;
-    const T inverse = T(1) / a.sum_T[t];
+    const T inverse = T(1) / a.sum_T[t], factor = a.factor_T ? a.factor_T[t] : T(1);
     const int64_t label = a.labels_T[t] - a.row_first;
     for (int64_t v = 0; v < a.n; ++v) {
-      const T p = math::ExpCut(z[v] - a.m_T[t]) * inverse;
+      const T p = math::ExpCut(z[v] - a.m_T[t]) * inverse * factor;
       z[v] = Rounded((v == label ? p - T(1) : p) * a.inv_n, a.round);
     }
   }

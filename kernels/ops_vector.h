@@ -606,15 +606,16 @@ void CrossEntropyBackward(const CrossEntropyBackwardArgs<float>& args, int64_t f
     for (int64_t t = first; t < last; ++t) {
       float* z = a.z_TV + t * a.n;
       const float m = a.m_T[t], inverse = 1.0f / a.sum_T[t];
+      const float factor = a.factor_T != nullptr ? a.factor_T[t] : 1.0f;
       const int64_t label = a.labels_T[t] - a.row_first;
       const bool here = label >= 0 && label < a.n;
       const float z_label = here ? z[label] : 0.0f;
       ForLanes(a.n, [&](int64_t v, auto lanes) RT_INLINE_BODY {
         const F16 p = math::ExpCut(LoadLanes(z + v, lanes) - Splat(m)) * Splat(inverse);
-        StoreLanes(z + v, Round(p * Splat(a.inv_n), round), lanes);
+        StoreLanes(z + v, Round(p * Splat(factor) * Splat(a.inv_n), round), lanes);
       });
       if (!here) continue;
-      const float p = math::ExpCut(z_label - m) * inverse;
+      const float p = math::ExpCut(z_label - m) * inverse * factor;
       z[label] = Round((p - 1.0f) * a.inv_n, round);
     }
   });

@@ -570,6 +570,7 @@ Status Transformer<T>::Head(const TokenBatch& batch) {
   for (int64_t t = 0; t < tokens_; ++t) {
     nll_[t] = (math::Log(sum_exp_[0][t]) + row_max_[t]) - sum_exp_[0][tokens_ + t];
   }
+  KeepZLoss();
   if (Forward(Point::kCrossEntropy) != Rounding::kNone) {
     ops_.scale({.x = nll_.data(), .y = nll_.data(), .scale = T(1),
                 .round = Forward(Point::kCrossEntropy)},
@@ -577,6 +578,30 @@ Status Transformer<T>::Head(const TokenBatch& batch) {
   }
   Emit("loss", nll_.data(), tokens_, 1);
   return {};
+}
+
+// What the z-loss's gradient needs: the sums of the head are gone by then.
+template <class T>
+void Transformer<T>::KeepZLoss() {
+  if (!(model_.z_loss > 0)) return;
+  const T twice = static_cast<T>(2.0 * model_.z_loss);
+  logsumexp_.resize(tokens_);
+  p_factor_.resize(tokens_);
+  for (int64_t t = 0; t < tokens_; ++t) {
+    logsumexp_[t] = math::Log(sum_exp_[0][t]) + row_max_[t];
+    p_factor_[t] = T(1) + twice * logsumexp_[t];
+  }
+  Emit("logsumexp", logsumexp_.data(), tokens_, 1);
+}
+
+template <class T>
+double Transformer<T>::z_loss_sum() const {
+  if (!(model_.z_loss > 0)) return 0;
+  std::vector<double> terms;
+  for (const T x : logsumexp_) {
+    terms.push_back(model_.z_loss * (static_cast<double>(x) * static_cast<double>(x)));
+  }
+  return SumInFp64(terms);
 }
 
 // -------------------------------------------------------------------------------------- backward
@@ -620,10 +645,15 @@ Status Transformer<T>::BackwardHead(const TokenBatch& batch, T inv_n) {
   ResizeAll(&partial_, shards(), tokens_ * H);
   for (int i = 0; i < shards(); ++i) {
     const CrossEntropyBackwardArgs<T> args = {
-        .z_TV = logits_[i].data(), .m_T = row_max_.data(), .sum_T = sum_exp_[0].data(),
-        .labels_T = batch.labels.data(), .row_first = (map_.first_shard() + i) * vocab,
-        .n = vocab, .inv_n = inv_n,
-        .round = Backward(capped ? Point::kSoftcap : Point::kLogits)};
+        .z_TV = logits_[i].data(),
+        .m_T = row_max_.data(),
+        .sum_T = sum_exp_[0].data(),
+        .labels_T = batch.labels.data(),
+        .row_first = (map_.first_shard() + i) * vocab,
+        .n = vocab,
+        .inv_n = inv_n,
+        .round = Backward(capped ? Point::kSoftcap : Point::kLogits),
+        .factor_T = model_.z_loss > 0 ? p_factor_.data() : nullptr};
     engine_.Run(ops_.cross_entropy_backward, args, tokens_, 4 * vocab);
     if (capped) {
       const SoftcapBackwardArgs<T> cap = {.dz = logits_[i].data(), .tanh = tanh_[i].data(),

@@ -45,6 +45,8 @@ class Transformer {
   Result<double> Forward(const TokenBatch& batch, const WeightSlabs<T>& weights,
                          const std::string& name);
   const std::vector<T>& token_losses() const { return nll_; }
+  // Sum over tokens of what the last Forward's objective has beside the cross-entropy: the z-loss.
+  double z_loss_sum() const;
 
   // Logits of the last Forward, [tokens, vocabulary rows of shard `local`], softcapped.
   const T* logits(int local) const { return logits_[local].data(); }
@@ -91,6 +93,7 @@ class Transformer {
   void ForwardQkv(int64_t l, LayerSaved* s);
   Status ForwardMlp(int64_t l, LayerSaved* s);
   Status Head(const TokenBatch& batch);
+  void KeepZLoss();
   Status BackwardHead(const TokenBatch& batch, T inv_n);
   Status BackwardLayer(int64_t l, LayerSaved* s);
   const T* BranchGradient(Point point);
@@ -161,6 +164,7 @@ class Transformer {
   std::vector<Buffer> x_;  // inputs of the layers, and the last output
   std::vector<LayerSaved> saved_;
   Buffer y_, r_final_, row_max_, nll_;
+  Buffer logsumexp_, p_factor_;  // with a z-loss only
   ShardBuffers logits_, tanh_, sum_exp_;
 
   // Scratch.

@@ -25,11 +25,13 @@ std::string Describe(const Carrier& c) {
          (c.recompute ? " recomputed" : " kept");
 }
 
+Recipe Tiny(std::vector<std::string> overrides) {
+  overrides.push_back("data.path=" + TestData("dataset/tiny"));
+  return LoadRecipe(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", overrides).value();
+}
+
 Recipe Tiny(const std::string& precision, AttentionKind attention) {
-  Recipe recipe = LoadRecipe(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml",
-                             {"data.path=" + TestData("dataset/tiny"),
-                              "precision.preset=" + precision})
-                      .value();
+  Recipe recipe = Tiny({"precision.preset=" + precision});
   recipe.model.attention = attention;
   return recipe;
 }
@@ -90,6 +92,22 @@ TEST_P(DigestMatrix, OneChainHoweverTheWorkIsCarried) {
   ASSERT_EQ(size_t{kUpdates + 1}, expected.size());
   for (const Carrier& carrier : Carriers()) {
     EXPECT_EQ(expected, Chain(recipe, carrier)) << Describe(carrier);
+  }
+}
+
+// Switches whose sums cross shards, lanes or tensors.
+TEST(DigestMatrixOfSwitches, OneChainHoweverTheWorkIsCarried) {
+  for (const std::vector<std::string>& switches : std::vector<std::vector<std::string>>{
+           {"model.z_loss=0.01", "optimizer.update_clip=0.5", "model.ignore_window=true"},
+           {"model.z_loss=0.01", "precision.preset=bf16", "model.qk_norm_gradient=first-shard"},
+           {"optimizer.update_clip=0.5", "optimizer.clip_scope=embedding-rows"}}) {
+    const Recipe recipe = Tiny(switches);
+    const std::vector<std::string> expected = Chain(recipe, Carrier{});
+    EXPECT_NE(Chain(Tiny({}), Carrier{}).back(), expected.back());
+    for (const Carrier& carrier : Carriers()) {
+      if (carrier.threads == 3) continue;
+      EXPECT_EQ(expected, Chain(recipe, carrier)) << switches[0] << ", " << Describe(carrier);
+    }
   }
 }
 

@@ -73,8 +73,8 @@ void FillWeights(LoneTransformer<double>* run, uint32_t seed) {
 }
 
 double Loss(LoneTransformer<double>& run, const TokenBatch& batch) {
-  return run.transformer.Forward(batch, run.weight_slabs(), "mb0").value() /
-         static_cast<double>(batch.tokens());
+  const double sum = run.transformer.Forward(batch, run.weight_slabs(), "mb0").value();
+  return (sum + run.transformer.z_loss_sum()) / static_cast<double>(batch.tokens());
 }
 
 void Differentiate(LoneTransformer<double>& run, const TokenBatch& batch) {
@@ -236,6 +236,12 @@ const std::vector<Switch>& Switches() {
       {"BypassedPreNorm", [](ModelRecipe& m) { m.bypass_pre_norm = true; }},
       {"BypassedPostNorm", [](ModelRecipe& m) { m.bypass_post_norm = true; }},
       {"QkNormGain", [](ModelRecipe& m) { m.qk_norm_gain = 0.75; }},
+      {"ZLoss", [](ModelRecipe& m) { m.z_loss = 0.01; }},
+      {"ZLossWithoutSoftcap",
+       [](ModelRecipe& m) {
+         m.z_loss = 0.01;
+         m.final_logit_softcapping = 0;
+       }},
       {"IgnoredWindow", [](ModelRecipe& m) { m.ignore_window = true; }},
       {"NoLayerScalar",
        [](ModelRecipe& m) {

@@ -15,6 +15,7 @@ enum class RandomPurpose : uint32_t {
   kInitialValue = 1,
   kParameterNoise = 2,
   kSelftest = 3,  // operands of the self-test and of benchmarks: no run draws from it
+  kSampleOrder = 4,
 };
 
 // The stream of a tensor: the first eight bytes, little-endian, of the digest of its name. So a

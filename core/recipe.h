@@ -92,6 +92,7 @@ struct InitRecipe {
 
 struct DataRecipe {
   std::string path;              // prefix of .bin and .idx
+  std::string identity;          // digest that the dataset has to have; "": any
   std::string split = "99,1,0";  // train, validation, test
   int64_t sequence_length = 0;
   uint32_t seed = 1234;

@@ -111,6 +111,10 @@ Problem CheckData(const Recipe& recipe) {
   if (data.path.empty()) {
     return RecipeProblem{"data.path", "expected the prefix of a dataset's files, got \"\""};
   }
+  if (!data.identity.empty() && !ParseDigest(data.identity).ok()) {
+    return RecipeProblem{"data.identity", "expected 32 hexadecimal digits or \"\", got " +
+                                              QuotedText(data.identity.substr(0, 60))};
+  }
   Problem problem = CheckProduct(
       "steps", "tokens of the run",
       {recipe.steps, data.micro_batch_size, data.micro_batches, data.sequence_length + 1});

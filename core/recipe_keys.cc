@@ -331,6 +331,9 @@ KeyList InitKeys() {
 KeyList DataKeys() {
   return {
       Required(Text(AT(data.path), "prefix of the dataset's .bin and .idx files")),
+      Quiet(Text(AT(data.identity),
+                 "digest that the dataset has to have (of its .idx and the size of its .bin); "
+                 "empty: any")),
       Text(AT(data.split), "weights of the train, validation and test parts"),
       Required(Integer(AT(data.sequence_length), 1, int64_t{1} << 24, "tokens of a sample")),
       Integer(AT(data.seed), 0, std::numeric_limits<uint32_t>::max(), "seed of the shuffles"),

@@ -44,8 +44,35 @@ class DatasetBatches : public BatchSource {
   int64_t vocab_;
 };
 
+// Another dataset for training, and the run's own evaluation batch.
+class ReplacedBatches : public BatchSource {
+ public:
+  ReplacedBatches(std::unique_ptr<BatchSource> training,
+                  std::shared_ptr<const BatchSource> evaluation)
+      : training_(std::move(training)), evaluation_(std::move(evaluation)) {}
+
+  Status Sample(int64_t index, std::vector<int32_t>* tokens) const override {
+    return training_->Sample(index, tokens);
+  }
+  Status EvaluationSample(int64_t index, std::vector<int32_t>* tokens) const override {
+    return evaluation_->EvaluationSample(index, tokens);
+  }
+  Digest identity() const override { return training_->identity(); }
+
+ private:
+  std::unique_ptr<BatchSource> training_;
+  std::shared_ptr<const BatchSource> evaluation_;
+};
+
+Status CheckIdentity(const DataRecipe& data, const IndexedDataset& dataset) {
+  if (data.identity.empty() || data.identity == dataset.identity().Hex()) return {};
+  return UsageError(fmt::format("data.identity: expected a dataset of identity {}, got {}",
+                                data.identity, dataset.identity().Hex()));
+}
+
 Result<GptSamples> OpenSplit(const Recipe& recipe, DataSplit part, std::optional<int64_t> planned) {
   RT_ASSIGN_OR_RETURN(IndexedDataset dataset, IndexedDataset::Open(recipe.data.path));
+  RT_RETURN_IF_ERROR(CheckIdentity(recipe.data, dataset));
   return GptSamples::Create(std::move(dataset),
                             {.split = recipe.data.split,
                              .part = part,
@@ -72,6 +99,20 @@ Result<std::unique_ptr<BatchSource>> OpenBatchSource(const Recipe& recipe) {
   }
   return std::unique_ptr<BatchSource>(std::make_unique<DatasetBatches>(
       std::move(training).value(), std::move(validation), recipe.model.vocab_size));
+}
+
+Result<std::unique_ptr<BatchSource>> OpenTrainingSource(
+    const Recipe& recipe, std::shared_ptr<const BatchSource> evaluation) {
+  Recipe training = recipe;
+  training.data.evaluation_samples = 0;
+  RT_ASSIGN_OR_RETURN(std::unique_ptr<BatchSource> source, OpenBatchSource(training));
+  return std::unique_ptr<BatchSource>(
+      std::make_unique<ReplacedBatches>(std::move(source), std::move(evaluation)));
+}
+
+bool SameDataset(const DataRecipe& a, const DataRecipe& b) {
+  return a.path == b.path && a.split == b.split && a.seed == b.seed && a.identity == b.identity &&
+         a.sequence_length == b.sequence_length;
 }
 
 std::vector<int64_t> Consecutive(int64_t first, int64_t count) {

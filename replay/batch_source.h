@@ -33,6 +33,13 @@ class BatchSource {
 // The dataset that the recipe names. Errors: those of opening it, and kUsage where it is too short.
 Result<std::unique_ptr<BatchSource>> OpenBatchSource(const Recipe& recipe);
 
+// The dataset that the recipe names for training; the evaluation batch is read from `evaluation`.
+Result<std::unique_ptr<BatchSource>> OpenTrainingSource(
+    const Recipe& recipe, std::shared_ptr<const BatchSource> evaluation);
+
+// Whether two recipes' samples are the same.
+bool SameDataset(const DataRecipe& a, const DataRecipe& b);
+
 // first, first + 1, ..., `count` of them.
 std::vector<int64_t> Consecutive(int64_t first, int64_t count);
 

@@ -23,8 +23,10 @@ Result<std::unique_ptr<Job>> Job::Make(const Recipe& recipe, Comm& comm, const J
   RT_RETURN_IF_ERROR(AgreeOnStatus(comm, opened));
   const ParameterMap map(layout, place.first_shard, place.shard_count);
   RT_RETURN_IF_ERROR(CheckHostMemory(comm, PlanRank(recipe, map, place).update_bytes()));
-  return std::unique_ptr<Job>(
+  std::unique_ptr<Job> job(
       new Job(recipe, std::move(layout), place, comm, options, std::move(batches)));
+  RT_RETURN_IF_ERROR(job->UseRecipe(recipe));
+  return job;
 }
 
 Job::Job(const Recipe& recipe, Layout layout, const RankPlace& place, Comm& comm,
@@ -33,16 +35,26 @@ Job::Job(const Recipe& recipe, Layout layout, const RankPlace& place, Comm& comm
       layout_(std::move(layout)),
       place_(place),
       comm_(comm),
+      options_(options),
       engine_(options.isa, options.threads),
       map_(layout_, place.first_shard, place.shard_count),
-      batches_(std::move(batches)) {
-  UseRecipe(recipe);
-}
+      batches_(std::move(batches)) {}
 
-void Job::UseRecipe(const Recipe& recipe) {
+// Collective. On an error what was in force stays.
+Status Job::UseRecipe(const Recipe& recipe) {
+  std::shared_ptr<const BatchSource> batches = batches_;
+  Status opened;
+  if (!SameDataset(recipe.data, recipe_.data)) {
+    Result<std::unique_ptr<BatchSource>> training = OpenTrainingSource(recipe, batches_);
+    opened = training.status();
+    if (training.ok()) batches = std::move(training).value();
+  }
+  RT_RETURN_IF_ERROR(AgreeOnStatus(comm_, opened));
   updater_.reset();
   in_force_ = std::make_unique<Recipe>(recipe);
-  updater_ = std::make_unique<Updater>(*in_force_, map_, context(), *batches_);
+  updater_ = std::make_unique<Updater>(*in_force_, map_, context(), *batches);
+  read_ = std::move(batches);
+  return {};
 }
 
 Status Job::StartFresh() {
@@ -68,7 +80,10 @@ Result<bool> Job::Edit(Script* script) {
   bool edited = false;
   if (script == nullptr) return edited;
   RT_RETURN_IF_ERROR(FollowScript(script));
-  RT_RETURN_IF_ERROR(script->EditState(position() + 1, *this, &edited));
+  editing_ = script;
+  const Status status = script->EditState(position() + 1, *this, &edited);
+  editing_ = nullptr;
+  RT_RETURN_IF_ERROR(status);
   if (edited) RT_RETURN_IF_ERROR(ShareReplicas(context(), map_, &state_));
   return edited;
 }
@@ -77,16 +92,28 @@ Result<bool> Job::Edit(Script* script) {
 Status Job::FollowScript(Script* script) {
   if (script == nullptr) return {};
   RT_ASSIGN_OR_RETURN(const Recipe wanted, script->RecipeFor(position() + 1, recipe_));
-  if (PrintRecipe(wanted) != PrintRecipe(*in_force_)) UseRecipe(wanted);
+  if (PrintRecipe(wanted) != PrintRecipe(*in_force_)) return UseRecipe(wanted);
   return {};
 }
 
-Result<Job::Step> Job::Advance(Script* script) {
-  RT_RETURN_IF_ERROR(FollowScript(script));
+Result<UpdateDirective> Job::NextDirective(Script* script) const {
   UpdateDirective directive = UpdateDirective::Default(*in_force_, state_.state.counters);
   if (script != nullptr) {
     RT_RETURN_IF_ERROR(script->EditDirective(position() + 1, *in_force_, &directive));
   }
+  return directive;
+}
+
+Result<Clips> Job::NextGradient() {
+  // An edit before this one may have changed what others hold replicas of.
+  RT_RETURN_IF_ERROR(ShareReplicas(context(), map_, &state_));
+  RT_ASSIGN_OR_RETURN(const UpdateDirective directive, NextDirective(editing_));
+  return updater_->Gradient(state_, directive);
+}
+
+Result<Job::Step> Job::Advance(Script* script) {
+  RT_RETURN_IF_ERROR(FollowScript(script));
+  RT_ASSIGN_OR_RETURN(const UpdateDirective directive, NextDirective(script));
   Step step;
   updater_->pass().set_probe(probe_);
   RT_ASSIGN_OR_RETURN(step.result, updater_->Run(&state_, directive));

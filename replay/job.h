@@ -62,6 +62,10 @@ class Job {
   // force. -> whether it edited.
   Result<bool> Edit(Script* script);
 
+  // The gradient of the next update at the present state, in updater().gradient(): for a script that
+  // edits the state by it. Collective.
+  Result<Clips> NextGradient();
+
   // One update, under the recipe that the script has in force; state and digest afterwards. The
   // record of a halted update is returned too; the state is then that before it.
   struct Step {
@@ -78,6 +82,8 @@ class Job {
   Engine& engine() { return engine_; }
   Comm& comm() { return comm_; }
   const BatchSource& batches() const { return *batches_; }
+  std::shared_ptr<const BatchSource> shared_batches() const { return batches_; }
+  const JobOptions& options() const { return options_; }
   RankState& state() { return state_; }
   int64_t position() const { return state_.state.counters.position; }
   Updater& updater() { return *updater_; }
@@ -88,17 +94,21 @@ class Job {
  private:
   Job(const Recipe& recipe, Layout layout, const RankPlace& place, Comm& comm,
       const JobOptions& options, std::shared_ptr<const BatchSource> batches);
-  void UseRecipe(const Recipe& recipe);
+  Status UseRecipe(const Recipe& recipe);
   Status FollowScript(Script* script);
+  Result<UpdateDirective> NextDirective(Script* script) const;
 
   const Recipe recipe_;  // the run's
   const Layout layout_;
   const RankPlace place_;
   Comm& comm_;
+  const JobOptions options_;
   Engine engine_;
   const ParameterMap map_;
   std::shared_ptr<const BatchSource> batches_;
+  std::shared_ptr<const BatchSource> read_;  // by the updater: batches_, or another dataset
   RankState state_;
+  Script* editing_ = nullptr;  // the script within Edit
   std::unique_ptr<Recipe> in_force_;  // of updater_
   std::unique_ptr<Updater> updater_;
   Probe* probe_ = nullptr;

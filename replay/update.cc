@@ -308,6 +308,13 @@ void Updater::Apply(const OptimizerBlock& block, RankState* state) {
              pass_->gradient(map_.shard_count()).data(), &state->replicas);
 }
 
+Result<Clips> Updater::Gradient(const RankState& state, const UpdateDirective& directive) {
+  RT_ASSIGN_OR_RETURN(const std::vector<TokenBatch> batches, ReadStep(directive.samples));
+  RT_RETURN_IF_ERROR(pass_->Gradients(state, batches).status());
+  RT_ASSIGN_OR_RETURN(const GradientSquares squares, Squares());
+  return ClipGradient(recipe_, map_.layout().tensors(), squares, state.state.memory);
+}
+
 Result<UpdateResult> Updater::Run(RankState* state, const UpdateDirective& directive) {
   Counters& counters = state->state.counters;
   const std::vector<TensorSpec>& tensors = map_.layout().tensors();

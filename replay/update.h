@@ -56,6 +56,9 @@ class Updater {
     return Run(state, UpdateDirective::Default(recipe_, state->state.counters));
   }
 
+  // The gradient that Run would have, and how it would be clipped. Changes no state.
+  Result<Clips> Gradient(const RankState& state, const UpdateDirective& directive);
+
   const std::vector<float>& gradient(int slab) const { return pass_->gradient(slab); }
   StepPass& pass() { return *pass_; }
 

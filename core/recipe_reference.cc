@@ -95,10 +95,10 @@ std::string PresetTable() {
       "values "
       "below are those of\na BF16 run with peak learning rate " +
       ValueText(draft.schedule.peak) +
-      ". What has no key is not imitated: Megatron's `fast_gelu`, its unreduced "
-      "q/k-norm\ngradients "
-      "without sequence parallelism, its sampling of initial values per rank, and AutoModel's FP32 "
-      "SDPA\n(take `bf16` with `scores`, `softmax` and `rope` in `fp32`).\n\n"
+      ". What has no key is not imitated: Megatron's `fast_gelu`, its "
+      "sampling\nof initial values per rank, and AutoModel's FP32 SDPA (take `bf16` with `scores`, "
+      "`softmax` and `rope` in `fp32`).\nNor does a preset imitate what may be a fault: "
+      "`model.qk_norm_gradient = \"first-shard\"` and `model.ignore_window` do.\n\n"
       "| key | automodel | why | megatron | why |\n| --- | --- | --- | --- | --- |\n";
   const auto automodel = PresetValues("automodel", draft),
              megatron = PresetValues("megatron", draft);

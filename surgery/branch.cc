@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "core/recipe_toml.h"
+#include "surgery/remake.h"
 
 namespace retrace {
 namespace {
@@ -40,6 +41,7 @@ Result<std::vector<Intervention>> InheritedInterventions(const RunReader& run, i
       return DamagedError(run.dir() + ": lineage: " + parsed.status().message());
     }
     if (parsed->last && *parsed->last < first) continue;
+    parsed->inherited = true;
     inherited.push_back(std::move(parsed).value());
   }
   return inherited;
@@ -83,14 +85,18 @@ Result<InterventionScript> BranchScript(const RunReader& run, const Job& job, in
     const bool done = intervention.kind->edit_state && *intervention.first == first &&
                       first - 1 == run.history().first_position();
     if (done || *intervention.first > last) continue;
-    intervention.first = std::max(*intervention.first, first);
-    intervention.last = std::min(*intervention.last, last);
+    // What an update does may depend on where it stands within the dates, so those stay.
+    if (intervention.kind->edit_update == nullptr) {
+      intervention.first = std::max(*intervention.first, first);
+      intervention.last = std::min(*intervention.last, last);
+    }
     all.push_back(std::move(intervention));
   }
   all.insert(all.end(), interventions.begin(), interventions.end());
   RT_ASSIGN_OR_RETURN(InterventionScript script,
                       InterventionScript::Make(std::move(all), first, last));
-  RT_RETURN_IF_ERROR(script.Check(job));
+  RT_ASSIGN_OR_RETURN(const std::optional<Recipe> remade, RemadeRecipe(job, interventions, first));
+  RT_RETURN_IF_ERROR(script.Check(remade.value_or(job.recipe())));
   return script;
 }
 
@@ -143,22 +149,29 @@ Status MakeBranchHere(const RunReader& run, Job& job, const BranchPlan& plan,
     return FailedError(fmt::format("a branch of {}@{} has to begin at state {}, the job is at {}",
                                    run.dir(), plan.first - 1, parent.Hex(), here.Hex()));
   }
+  RT_ASSIGN_OR_RETURN(const std::optional<Recipe> recipe,
+                      RemadeRecipe(job, plan.interventions, plan.first));
+  std::unique_ptr<Job> remade;
+  if (recipe) {
+    RT_ASSIGN_OR_RETURN(remade, RemadeJob(job, *recipe));
+  }
+  Job& lives = remade ? *remade : job;
   std::unique_ptr<RunWriter> writer;
   Status created;
   if (job.is_rank0()) {
     RunPlan branch;
-    branch.recipe_text = run.recipe_text();
+    branch.recipe_text = recipe ? PrintRecipe(*recipe) : run.recipe_text();
     branch.device = plan.device;
     branch.isa = plan.isa;
     branch.first_position = plan.first - 1;
     branch.lineage =
         Lineage{run.dir(), run.history().run, plan.first - 1, parent, script.Text()};
-    Result<std::unique_ptr<RunWriter>> result = RunWriter::Create(plan.out, job.layout(), branch);
+    Result<std::unique_ptr<RunWriter>> result = RunWriter::Create(plan.out, lives.layout(), branch);
     created = result.status();
     if (result.ok()) writer = std::move(result).value();
   }
   RT_RETURN_IF_ERROR(AgreeOnStatus(job.comm(), created));
-  return RecordBranch(job, writer.get(), plan.out, plan.last, plan.kept, &script, updated,
+  return RecordBranch(lives, writer.get(), plan.out, plan.last, plan.kept, &script, updated,
                       halted);
 }
 

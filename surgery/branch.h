@@ -26,8 +26,9 @@ Result<InterventionScript> RecordedScript(const RunReader& run);
 // recording.
 Status GoBefore(const RunReader& run, Job& job, int64_t first);
 
-// What is in force in a branch of updates first..last: what the parent has in force, for as long as
-// the branch lasts, then `interventions`. Checked as far as it can be before anything runs.
+// What is in force in a branch of updates first..last of the job's run: what the parent has in
+// force, for as long as the branch lasts, then `interventions`. Checked as far as it can be before
+// anything runs.
 Result<InterventionScript> BranchScript(const RunReader& run, const Job& job, int64_t first,
                                         int64_t last,
                                         const std::vector<Intervention>& interventions);

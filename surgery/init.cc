@@ -8,14 +8,17 @@ namespace retrace {
 namespace {
 
 Status Apply(const Arguments& arguments, Recipe* recipe) {
+  RT_RETURN_IF_ERROR(
+      ChoiceArgument(arguments, "scheme", {"recipe", "hf", "residual-scaled", "zero"}));
   const std::string& scheme = arguments.at("scheme");
   if (scheme == "hf") recipe->init.scheme = InitScheme::kHf;
-  else if (scheme == "residual-scaled") recipe->init.scheme = InitScheme::kResidualScaled;
-  else if (scheme != "recipe" && scheme != "zero")
-    return UsageError("scheme: expected recipe, hf, residual-scaled or zero, got '" + scheme + "'");
+  if (scheme == "residual-scaled") recipe->init.scheme = InitScheme::kResidualScaled;
   if (arguments.at("std") != "recipe") {
-    RT_ASSIGN_OR_RETURN(recipe->init.std, NumberArgument(arguments, "std"));
-    if (!(recipe->init.std >= 0)) return UsageError("std: expected a number of at least 0");
+    RT_ASSIGN_OR_RETURN(recipe->init.std, NumberArgumentIn(arguments, "std", 0, 1e30));
+  }
+  if (arguments.at("embedding_std") != "recipe") {
+    RT_ASSIGN_OR_RETURN(recipe->init.embedding_std,
+                        NumberArgumentIn(arguments, "embedding_std", 0, 1e30));
   }
   if (arguments.at("seed") != "recipe") {
     RT_ASSIGN_OR_RETURN(recipe->init.seed, WholeArgument(arguments, "seed"));
@@ -51,7 +54,8 @@ const InterventionKind kInit = {
     .example = "init:residual-scaled@1",
     .reference = "Megatron-LM's scaled init of output layers; Takase et al. 2023, arXiv 2312.16903",
     .parameters = {{"scheme", "recipe (as the run began), hf, residual-scaled or zero", "recipe"},
-                   {"std", "of the drawn values, or recipe", "recipe"},
+                   {"std", "of the matrices within layers, or recipe", "recipe"},
+                   {"embedding_std", "of the embedding and an untied head, or recipe", "recipe"},
                    {"seed", "or recipe", "recipe"},
                    {"only", "glob over tensor names", "*"}},
     .check = Check,

@@ -162,6 +162,7 @@ Result<InterventionScript> InterventionScript::Make(std::vector<Intervention> in
       intervention.first = first;
       intervention.last = intervention.kind->edit_state ? first : last;
     }
+    if (intervention.inherited) continue;
     if (*intervention.first < first || *intervention.last > last) {
       return UsageError(fmt::format("'{}': expected dates within the replayed updates {}..{}",
                                     intervention.Text(), first, last));
@@ -212,22 +213,45 @@ Status InterventionScript::EditDirective(int64_t update, const Recipe& recipe,
   return {};
 }
 
-Status InterventionScript::Check(const Job& job) {
+// What an update would do, as far as the dates alone say it: with no sample consumed but by
+// updates.
+Status InterventionScript::CheckUpdates(int64_t samples) const {
+  for (const Intervention& intervention : interventions_) {
+    if (!intervention.kind->edit_update || intervention.inherited) continue;
+    for (const int64_t update : {*intervention.first, *intervention.last}) {
+      const DatedUpdate dated = {.update = update,
+                                 .first = *intervention.first,
+                                 .last = *intervention.last,
+                                 .cursor = (update - 1) * samples,
+                                 .samples = samples};
+      UpdateDirective directive = {.samples = Consecutive(dated.cursor, samples),
+                                   .cursor = dated.cursor + samples};
+      RT_RETURN_IF_ERROR(intervention.kind->edit_update(intervention.arguments, dated, &directive)
+                             .Within("'" + intervention.Text() + "'"));
+    }
+  }
+  return {};
+}
+
+Status InterventionScript::Check(const Recipe& base) {
+  RT_ASSIGN_OR_RETURN(const Layout layout, Layout::Make(base.model, base.topology.virtual_shards));
   std::set<int64_t> changes;  // updates at which the recipe in force may change
   for (const Intervention& intervention : interventions_) {
     changes.insert(*intervention.first);
     const auto only = intervention.arguments.find("only");
-    if (only == intervention.arguments.end()) continue;
-    RT_RETURN_IF_ERROR(
-        CheckGlob(job.layout(), only->second).Within("'" + intervention.Text() + "'"));
+    if (only == intervention.arguments.end() || only->second == "recipe") continue;
+    RT_RETURN_IF_ERROR(CheckGlob(layout, only->second).Within("'" + intervention.Text() + "'"));
   }
   for (const Intervention& intervention : interventions_) {
     if (*intervention.last < last_) changes.insert(*intervention.last + 1);
   }
+  RT_RETURN_IF_ERROR(CheckUpdates(base.data.SamplesPerStep()));
   for (const int64_t update : changes) {
-    RT_ASSIGN_OR_RETURN(const Recipe recipe, RecipeFor(update, job.recipe()));
+    RT_ASSIGN_OR_RETURN(const Recipe recipe, RecipeFor(update, base));
     RT_RETURN_IF_ERROR(
         CheckRecipe(recipe).Within("the interventions in force at update " + std::to_string(update)));
+    if (SameDataset(recipe.data, base.data)) continue;
+    RT_RETURN_IF_ERROR(OpenTrainingSource(recipe, nullptr).status());
   }
   return {};
 }

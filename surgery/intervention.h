@@ -62,12 +62,17 @@ struct InterventionKind {
   Status (*edit_recipe)(const Arguments& arguments, Recipe* recipe) = nullptr;
   Status (*edit_update)(const Arguments& arguments, const DatedUpdate& dated,
                         UpdateDirective* directive) = nullptr;
+  // With edit_state, at a branch's first update only: what it makes of the parent's recipe. The
+  // state that is edited has then the tensors and shards of that recipe (remake.h).
+  Status (*remake)(const Arguments& arguments, Recipe* recipe) = nullptr;
 };
 
 struct Intervention {
   const InterventionKind* kind = nullptr;
   Arguments arguments;
   std::optional<int64_t> first, last;  // updates; state interventions: the same one
+  bool inherited =
+      false;  // stands in the parent's lineage: its dates may lie outside of the branch
 
   // Canonical text: every argument by name, dates as given. What lineage and plans show.
   std::string Text() const;
@@ -82,7 +87,7 @@ Result<Intervention> ParseIntervention(const std::string& text);
 // A list of interventions as a script of updates first..last of a branch.
 class InterventionScript : public Script {
  public:
-  // Errors: kUsage for a date outside first..last.
+  // Errors: kUsage for a date outside first..last, but for inherited ones.
   static Result<InterventionScript> Make(std::vector<Intervention> interventions, int64_t first,
                                          int64_t last);
 
@@ -90,12 +95,15 @@ class InterventionScript : public Script {
   Result<Recipe> RecipeFor(int64_t update, const Recipe& base) override;
   Status EditDirective(int64_t update, const Recipe& recipe, UpdateDirective* directive) override;
   std::string Text() const;  // canonical, one a line
+  const std::vector<Intervention>& interventions() const { return interventions_; }
 
-  // What can be known before anything runs: every glob matches, and every recipe that will be in
-  // force is valid. Errors: kUsage.
-  Status Check(const Job& job);
+  // What can be known before anything runs: every glob matches a tensor of `base`, the branch's
+  // recipe, and every recipe that will be in force is valid. Errors: kUsage.
+  Status Check(const Recipe& base);
 
  private:
+  Status CheckUpdates(int64_t samples) const;
+
   std::vector<Intervention> interventions_;
   int64_t first_ = 0, last_ = 0;
 };

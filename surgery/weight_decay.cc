@@ -6,9 +6,10 @@ namespace {
 
 Status Edit(const Arguments& arguments, Recipe* recipe) {
   const std::string &value = arguments.at("value"), &which = arguments.at("which");
-  if (value == "recipe" && which == "recipe") {
-    return UsageError("expected value=DECAY, which=all|matrices, or both");
+  if (value == "recipe" && which == "recipe" && arguments.at("only") == "recipe") {
+    return UsageError("expected value=DECAY, which=all|matrices or only=GLOB");
   }
+  if (arguments.at("only") != "recipe") recipe->optimizer.decay_only = arguments.at("only");
   if (value != "recipe") {
     RT_ASSIGN_OR_RETURN(recipe->optimizer.weight_decay,
                         NumberArgumentIn(arguments, "value", 0, 1e30));
@@ -23,13 +24,16 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
 
 const InterventionKind kWeightDecay = {
     .name = "weight-decay",
-    .summary = "Decay weights at another rate, on all tensors or on matrices only",
-    .touches = "recipe: optimizer.weight_decay, optimizer.decay_on",
+    .summary = "Decay weights at another rate, on all tensors, on matrices, or on those of a glob",
+    .touches = "recipe: optimizer.weight_decay, optimizer.decay_on, optimizer.decay_only",
     .formula = "u = u + decay * p",
     .example = "weight-decay:0.033,which=matrices",
-    .reference = "Loshchilov and Hutter 2019, arXiv 1711.05101; Megatron Core decays tensors of two dimensions only",
+    .reference =
+        "Loshchilov and Hutter 2019, arXiv 1711.05101; Megatron Core decays tensors of two "
+        "dimensions only",
     .parameters = {{"value", "times the learning rate, at least 0, or recipe", "recipe"},
-                   {"which", "all, matrices, or recipe", "recipe"}},
+                   {"which", "all, matrices, or recipe", "recipe"},
+                   {"only", "glob over the names of those that decay, or recipe", "recipe"}},
     .edit_recipe = Edit};
 
 }  // namespace retrace

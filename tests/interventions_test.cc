@@ -1,11 +1,14 @@
 // Every intervention: its text, its values, and the law that a branch made with it keeps.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "core/recipe_toml.h"
+#include "replay/local_ranks.h"
 #include "replay/solo_comm.h"
 #include "replay/train.h"
 #include "surgery/branch.h"
@@ -20,11 +23,13 @@ constexpr int64_t kEdited = 3;   // the update that interventions of the branche
 
 // tiny.toml with fewer sequences: the branches of all pairs are trained.
 Recipe Parent(int64_t seed = 1234) {
-  return LoadRecipe(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml",
-                    {"data.path=" + TestData("dataset/tiny"), "model.layers=2",
-                     "model.layer_scalar=1.0", "data.sequence_length=6", "data.micro_batch_size=1",
-                     "data.micro_batches=2", "data.evaluation_samples=1", "topology.lanes=1",
-                     "topology.virtual_shards=2", "steps=8", "model.pad_token_id=511", "init.seed=" + std::to_string(seed)})
+  return LoadRecipe(
+             std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml",
+             {"data.path=" + TestData("dataset/tiny"), "model.layers=2", "model.layer_scalar=1.0",
+              "data.sequence_length=6", "data.micro_batch_size=1", "data.micro_batches=2",
+              "data.evaluation_samples=1", "topology.lanes=1", "topology.virtual_shards=2",
+              "steps=80", "store.keyframe_every=4", "model.sliding_window=4",
+              "model.pad_token_id=511", "init.seed=" + std::to_string(seed)})
       .value();
 }
 
@@ -56,39 +61,63 @@ class Interventions : public testing::Test {
     Intervention example = ParseIntervention(kind.example).value();
     example.first = kEdited;
     example.last = kind.edit_state ? kEdited : kUpdates;
+    if (kind.remake) example.first = example.last = kEdited - 1;
     if (kind.name == "layer-scalar") example.arguments["layers"] = "1..1";
     if (kind.name == "precision") example.arguments["preset"] = "bf16";
-    if (kind.name != "graft") return example;
+    if (kind.name == "virtual-shards") example.arguments["count"] = "4";
+    if (kind.name == "update-clip") example.arguments["rms"] = "0.1";
+    if (kind.name == "drop-samples") example.arguments["samples"] = "4..5+7";
+    if (kind.name == "replace-data") {
+      example.arguments["path"] = TestData("dataset/tiny");
+      example.arguments["seed"] = "9";
+    }
+    if (kind.name != "graft" && kind.name != "average") return example;
     example.arguments["from"] = *folder_ / "donor";
     example.arguments["at"] = "2";
+    example.arguments["only"] = "model.*";  // the donor has no lm_head, an untied branch has
     return example;
   }
 
-  // Makes a branch of updates 2..last and proves it. `name` is its directory. `replayed`: also by
-  // living its updates again.
-  static Status ProveBranch(const std::vector<Intervention>& interventions,
-                            const std::string& name, int64_t last = kUpdates,
-                            bool replayed = true) {
+  // Makes a branch of updates first..last and proves it. `name` is its directory. `replayed`: also
+  // by living its updates again.
+  static Status ProveBranch(const std::vector<Intervention>& interventions, const std::string& name,
+                            int64_t last = kUpdates, bool replayed = true,
+                            int64_t first = kEdited - 1) {
     static SoloComm comm;
     static const std::unique_ptr<Job> job = Job::Make(Parent(), comm, {}).value();
     const std::string out = *folder_ / name;
     RT_ASSIGN_OR_RETURN(const RunReader parent, RunReader::Open(*folder_ / "parent"));
-    RT_RETURN_IF_ERROR(MakeBranch(
-        parent, *job, {.first = kEdited - 1, .last = last, .interventions = interventions,
-                       .out = out, .device = "cpu", .isa = "scalar"},
-        [](const UpdateRecord&, const Digest&) {}));
+    RT_RETURN_IF_ERROR(MakeBranch(parent, *job,
+                                  {.first = first,
+                                   .last = last,
+                                   .interventions = interventions,
+                                   .out = out,
+                                   .device = "cpu",
+                                   .isa = "scalar"},
+                                  [](const UpdateRecord&, const Digest&) {}));
     RT_ASSIGN_OR_RETURN(const RunReader branch, RunReader::Open(out));
     EXPECT_EQ(last, branch.history().last_position());
-    const Timeline timeline(branch, job->layout(), job->engine());
-    for (int64_t k = kEdited - 2; k <= last; ++k) {  // the law of the walk
+    RT_ASSIGN_OR_RETURN(const Recipe recipe, ParseRecipe(branch.recipe_text(), name));
+    const Layout layout = Layout::Make(recipe.model, recipe.topology.virtual_shards).value();
+    const Timeline timeline(branch, layout, job->engine());
+    for (int64_t k = first - 1; k <= last; ++k) {  // the law of the walk
       RT_ASSIGN_OR_RETURN(const State state, timeline.Seek(k));
-      EXPECT_EQ(branch.history().Find(k)->digest, StateDigest(job->layout(), state)) << name;
+      EXPECT_EQ(branch.history().Find(k)->digest, StateDigest(layout, state)) << name << "@" << k;
     }
     if (!replayed) return {};
-    RT_ASSIGN_OR_RETURN(const bool same, ReplayAsRecorded(branch, *job, kEdited - 1, last,
-                                                          [](const ReplayedUpdate&) {}));
+    const bool remade = PrintRecipe(recipe) != PrintRecipe(Parent());
+    RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> other, Job::Make(recipe, comm, {}));
+    RT_ASSIGN_OR_RETURN(const bool same, ReplayAsRecorded(branch, remade ? *other : *job, first,
+                                                          last, [](const ReplayedUpdate&) {}));
     EXPECT_TRUE(same) << name;
     return {};
+  }
+
+  // Dated at update k alone, or where it needs two at k and the next.
+  static Intervention At(Intervention intervention, int64_t k) {
+    intervention.first = k;
+    intervention.last = intervention.kind->name == "swap-batch" ? k + 1 : k;
+    return intervention;
   }
 
   static Digest LastState(const std::string& name) {
@@ -127,7 +156,7 @@ TEST_F(Interventions, EveryExampleIsCanonicalAfterOneRoundTrip) {
       EXPECT_EQ(parsed->arguments, again->arguments);
     }
   }
-  EXPECT_GE(names.size(), 28u);
+  EXPECT_GE(names.size(), 43u);
 }
 
 TEST_F(Interventions, CanonicalFormNamesEveryArgument) {
@@ -154,7 +183,32 @@ TEST_F(Interventions, BadValuesAreNamedWithWhatWasExpected) {
       {"clip:rule=emma", "the nearest is 'ema'"},
       {"clip:rule=ema,decay=1", "below 1"},
       {"clip:1,warmup=-1", "warmup: expected a whole number"},
+      {"average:from=a,at=1,weight=2", "weight: expected a number in 0 .. 1"},
+      {"average:from=a,at=1,weight=1,what=t", "expected one of p, m, v"},
+      {"bias-correction:w", "the nearest is"},
+      {"drop-samples:3..1", "A..B joined by +"},
+      {"drop-samples:3+", "got '3+'"},
       {"freeze:*", "needs norm"},
+      {"lr:scale=2,constant=1", "expected one of"},
+      {"lr:shape=cosin", "the nearest is 'cosine'"},
+      {"lr:hold=0.5", "hold: expected a whole number"},
+      {"precision:ops=norm,format=fp32", "the nearest is 'norms'"},
+      {"precision:ops=norms", "need format"},
+      {"precision:ops=norms,format=fp64", "all or nothing"},
+      {"qk-norm-gradient:first", "the nearest is 'first-shard'"},
+      {"reorder:seed=x", "seed: expected a number"},
+      {"repeat-batch", "needs then"},
+      {"replace-data:a,identity=12", "identity"},
+      {"replace-data:a,seed=4294967296", "2^32 - 1"},
+      {"rewarm-v:max", "needs gradient"},
+      {"skip-batch:count=0", "from 1"},
+      {"swap-batch:count=1@2..3", "no parameter"},
+      {"update-clip:0", "above 0"},
+      {"untie", "needs moments"},
+      {"untie:none", "expected one of copy, zero"},
+      {"virtual-shards:3", "power of two"},
+      {"window:off", "expected one of seen, ignored"},
+      {"z-loss:0", "above 0"},
       {"freeze:*,norm=counted", "needs moments"},
       {"freeze:*,norm=count,moments=stay", "the nearest is 'counted'"},
       {"post-norm:of", "the nearest is 'off'"},
@@ -199,6 +253,13 @@ TEST_F(Interventions, WhatCanNotBeKnownFromTheTextIsRefusedBeforeAnythingRuns) {
            {"scale:2,only=model.layers.9.*", "no tensor matches"},
            {"freeze:model.layers.9.*,norm=counted,moments=stay", "no tensor matches"},
            {"clip:rule=ema,scope=embedding-rows", "expected fixed"},
+           {"weight-decay:only=*.mpl.*", "no tensor matches"},
+           {"swap-batch@3", "expected the dates @k..l"},
+           {"repeat-batch:then=later@1", "within the replayed updates"},
+           {"replace-data:nowhere@2", "nowhere"},
+           {"virtual-shards:1@3", "the branch's first update, 2"},
+           {"virtual-shards:16@2", "must divide"},
+           {"scale:2,only=lm_head.*@3", "no tensor matches"},
            {"weight-decay:value=1e30,which=all@9", "within the replayed updates"}}) {
     const Status status = ProveBranch({ParseIntervention(text).value()}, "refused");
     EXPECT_EQ(StatusCode::kUsage, status.code()) << text;
@@ -216,32 +277,336 @@ TEST_F(Interventions, ABranchWithAnyOfThemIsRebuiltAndReplayedBitForBit) {
   }
 }
 
+// Each verb with each other, itself too, both at one update: a branch has some pairs at an update
+// each. What remakes the run stands at its first update alone, so before all of its others.
 TEST_F(Interventions, ABranchWithAnyTwoOfThemIsRebuiltBitForBit) {
+  constexpr size_t kPairs = 12;  // of a branch: more of them and the state would be worn out
   const std::vector<const InterventionKind*>& kinds = InterventionKinds();
   for (size_t i = 0; i < kinds.size(); ++i) {
-    for (size_t j = i; j < kinds.size(); ++j) {
-      std::vector<Intervention> both = {Example(*kinds[i]), Example(*kinds[j])};
-      if ((i + j) % 2 == 1) std::swap(both[0], both[1]);
-      both[0].first = kEdited - 1;  // one on the branch's first state, one on a later
-      both[0].last = both[0].kind->edit_state ? kEdited - 1 : kEdited;
-      both[1].last = kEdited;
-      const std::string name = kinds[i]->name + "+" + kinds[j]->name;
-      ASSERT_EQ("", ProveBranch(both, name, kEdited, /*replayed=*/false).message()) << name;
+    std::vector<const InterventionKind*> others;
+    for (size_t j = 0; j < kinds.size(); ++j) {
+      if (kinds[j]->remake ? j > i && kinds[i]->remake : kinds[i]->remake || j >= i) {
+        others.push_back(kinds[j]);
+      }
+    }
+    for (size_t begin = 0; begin < others.size(); begin += kPairs) {
+      std::vector<Intervention> all;
+      int64_t k = kEdited - 1;
+      if (kinds[i]->remake) all.push_back(At(Example(*kinds[i]), k));
+      for (size_t j = begin; j < std::min(others.size(), begin + kPairs); ++j, ++k) {
+        const Intervention other = At(Example(*others[j]), others[j]->remake ? kEdited - 1 : k);
+        if (!kinds[i]->remake) all.push_back(At(Example(*kinds[i]), k));
+        all.insert(j % 2 == 0 || kinds[i]->remake ? all.end() : all.end() - 1, other);
+      }
+      const std::string name = kinds[i]->name + "+" + std::to_string(begin);
+      ASSERT_EQ("", ProveBranch(all, name, k, /*replayed=*/false).message()) << name;
+      const RunReader run = RunReader::Open(*folder_ / name).value();
+      EXPECT_TRUE(std::isfinite(ParseRecord(run.history().Find(k)->record)->loss)) << name;
       std::filesystem::remove_all(*folder_ / name);
     }
   }
 }
 
+// What edits a state asks other ranks for what it lacks: a donor's pieces, replicas, the gradient.
+TEST_F(Interventions, ABranchMadeByTwoRanksIsThatOfOne) {
+  constexpr size_t kKinds = 12;  // of a branch
+  const std::vector<const InterventionKind*>& kinds = InterventionKinds();
+  for (size_t begin = 0; begin < kinds.size(); begin += kKinds) {
+    std::vector<Intervention> all;
+    int64_t k = kEdited - 1;
+    for (size_t i = begin; i < std::min(kinds.size(), begin + kKinds); ++i) {
+      all.push_back(At(Example(*kinds[i]), kinds[i]->remake ? kEdited - 1 : k++));
+    }
+    const std::string name = kinds[begin]->name + "-by-";
+    ASSERT_EQ("", ProveBranch(all, name + "one", k, /*replayed=*/false).message());
+    const Status status = RunLocalRanks(2, {}, [&](Comm& comm) -> Status {
+      RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, Job::Make(Parent(), comm, {.tp = 2}));
+      RT_ASSIGN_OR_RETURN(const RunReader parent, RunReader::Open(*folder_ / "parent"));
+      return MakeBranch(parent, *job,
+                        {.first = kEdited - 1,
+                         .last = k,
+                         .interventions = all,
+                         .out = *folder_ / (name + "two"),
+                         .device = "cpu",
+                         .isa = "scalar"},
+                        [](const UpdateRecord&, const Digest&) {});
+    });
+    ASSERT_EQ("", status.message());
+    const RunReader one = RunReader::Open(*folder_ / (name + "one")).value();
+    const RunReader two = RunReader::Open(*folder_ / (name + "two")).value();
+    for (int64_t at = kEdited - 2; at <= k; ++at) {
+      EXPECT_EQ(one.history().Find(at)->digest, two.history().Find(at)->digest) << name << at;
+    }
+  }
+}
+
+// Samples of updates 2..4 of a branch; an update has two.
+std::string SamplesOf(const std::string& dir) {
+  const RunReader run = RunReader::Open(dir).value();
+  std::string text;
+  for (int64_t k = kEdited - 1; k <= kUpdates; ++k) {
+    const UpdateRecord record = ParseRecord(run.history().Find(k)->record).value();
+    const std::vector<int64_t> samples = record.sample_list.empty()
+                                             ? Consecutive(record.first_sample, record.samples)
+                                             : record.sample_list;
+    for (size_t i = 0; i < samples.size(); ++i) {
+      text += (i > 0 ? "," : text.empty() ? "" : " ") + std::to_string(samples[i]);
+    }
+  }
+  return text;
+}
+
+TEST_F(Interventions, UpdatesConsumeTheSamplesThatDataInterventionsSay) {
+  for (const auto& [text, samples] : std::vector<std::pair<std::string, std::string>>{
+           {"skip-batch:1@3", "2,3 6,7 8,9"},
+           {"repeat-batch:later@3..3", "2,3 2,3 4,5"},
+           {"repeat-batch:later@3..4", "2,3 2,3 2,3"},
+           {"repeat-batch:lost@3..3", "2,3 2,3 6,7"},
+           {"repeat-batch:lost@3..4", "2,3 2,3 2,3"},
+           {"swap-batch@3..4", "2,3 6,7 4,5"},
+           {"swap-batch@2..4", "6,7 4,5 2,3"},
+           {"drop-samples:4@3..4", "2,3 5,6 7,8"},
+           {"drop-samples:3..5+7@2..4", "2,6 8,9 10,11"},
+           {"drop-samples:4@3..3", "2,3 5,6 7,8"},
+           {"skip-update:t=stay,schedule=stay,cursor=stay@3..3", "2,3 4,5 4,5"}}) {
+    ASSERT_EQ("", ProveBranch({ParseIntervention(text).value()}, "data").message()) << text;
+    EXPECT_EQ(samples, SamplesOf(*folder_ / "data")) << text;
+    std::filesystem::remove_all(*folder_ / "data");
+  }
+}
+
+TEST_F(Interventions, ReorderingPermutesTheSamplesOfItsDatesAcrossTheirUpdates) {
+  std::set<std::string> orders;
+  for (const char* seed : {"1", "2", "3"}) {
+    const std::string name = std::string("order") + seed;
+    ASSERT_EQ(
+        "", ProveBranch({ParseIntervention("reorder:" + std::string(seed) + "@2..4").value()}, name)
+                .message());
+    const std::string samples = SamplesOf(*folder_ / name);
+    std::multiset<char> sorted;
+    for (char c : samples) {
+      if (c >= '0' && c <= '9') sorted.insert(c);
+    }
+    EXPECT_EQ((std::multiset<char>{'2', '3', '4', '5', '6', '7'}), sorted) << samples;
+    orders.insert(samples);
+  }
+  EXPECT_GT(orders.size(), 1u);
+}
+
+TEST_F(Interventions, ABranchFromWithinTheDatesOfASwapGoesOnAsTheSwapSays) {
+  ASSERT_EQ("", ProveBranch({ParseIntervention("swap-batch@2..4").value()}, "swapped").message());
+  SoloComm comm;
+  const std::unique_ptr<Job> job = Job::Make(Parent(), comm, {}).value();
+  const BranchPlan plan = {.first = 3,
+                           .last = kUpdates,
+                           .interventions = {},
+                           .out = *folder_ / "within",
+                           .device = "cpu",
+                           .isa = "scalar"};
+  const RunReader swapped = RunReader::Open(*folder_ / "swapped").value();
+  ASSERT_EQ("",
+            MakeBranch(swapped, *job, plan, [](const UpdateRecord&, const Digest&) {}).message());
+  EXPECT_EQ(LastState("swapped"), LastState("within"));
+  const RunReader within = RunReader::Open(plan.out).value();
+  EXPECT_TRUE(ReplayAsRecorded(within, *job, 3, kUpdates, nullptr).value());
+}
+
+TEST_F(Interventions, RewarmingTakesTheGradientOfTheComingUpdate) {
+  SoloComm comm;
+  const std::unique_ptr<Job> job = Job::Make(Parent(), comm, {}).value();
+  const RunReader parent = RunReader::Open(*folder_ / "parent").value();
+  for (const std::string text : {"rewarm-v:square,gradient=clipped", "rewarm-v:max,gradient=raw"}) {
+    const Intervention rewarm = ParseIntervention(text).value();
+    ASSERT_TRUE(job->Seek(parent, 2).ok());
+    const State before = job->state().state;
+    ASSERT_EQ("", rewarm.kind->edit_state(rewarm.arguments, *job).message());
+    const State after = job->state().state;
+    ASSERT_TRUE(job->Seek(parent, 2).ok());
+    const UpdateResult result = job->Advance().value().result;
+    ASSERT_LT(result.record.clip, 1);
+    int64_t larger = 0;
+    for (int s = 0; s < job->layout().shards(); ++s) {
+      const auto &was = before.shards[s].slabs[2], &is = after.shards[s].slabs[2];
+      for (size_t i = 0; i < is.size(); ++i) {
+        const bool raw = rewarm.arguments.at("gradient") == "raw";
+        const float g =
+            (raw ? 1.0f : static_cast<float>(result.record.clip)) * job->updater().gradient(s)[i];
+        const float square = g * g;
+        ASSERT_EQ(raw ? std::max(was[i], square) : square, is[i]);
+        larger += was[i] > square ? 1 : 0;
+      }
+      EXPECT_EQ(before.shards[s].slabs[0], after.shards[s].slabs[0]);
+    }
+    EXPECT_GT(larger, 0);  // both sides of the maximum are seen
+  }
+}
+
+TEST_F(Interventions, AnAverageIsTheWeightedMeanInFp64RoundedOnce) {
+  SoloComm comm;
+  const std::unique_ptr<Job> job = Job::Make(Parent(), comm, {}).value();
+  const RunReader parent = RunReader::Open(*folder_ / "parent").value();
+  Intervention average = Example(*ParseIntervention("average:from=a,at=1,weight=0.5")->kind);
+  average.arguments["from"] = *folder_ / "parent";
+  average.arguments["at"] = "4";
+  average.arguments["weight"] = "0.25";
+  ASSERT_TRUE(job->Seek(parent, 4).ok());
+  const State other = job->state().state;
+  ASSERT_TRUE(job->Seek(parent, 2).ok());
+  const State before = job->state().state;
+  ASSERT_EQ("", average.kind->edit_state(average.arguments, *job).message());
+  for (int s = 0; s < job->layout().shards(); ++s) {
+    const ShardState& after = job->state().state.shards[s];
+    for (size_t i = 0; i < after.slabs[0].size(); ++i) {
+      const double mean = 0.75 * static_cast<double>(before.shards[s].slabs[0][i]) +
+                          0.25 * static_cast<double>(other.shards[s].slabs[0][i]);
+      ASSERT_EQ(static_cast<float>(mean), after.slabs[0][i]);
+    }
+    EXPECT_EQ(before.shards[s].slabs[1], after.slabs[1]);
+  }
+}
+
+TEST_F(Interventions, ReplacedDataIsReadAndTheEvaluationBatchStays) {
+  const Intervention other =
+      ParseIntervention("replace-data:" + TestData("dataset/tiny") + ",seed=9@3..3").value();
+  ASSERT_EQ("", ProveBranch({other}, "replaced").message());
+  const RunReader parent = RunReader::Open(*folder_ / "parent").value();
+  const RunReader branch = RunReader::Open(*folder_ / "replaced").value();
+  const auto record = [](const RunReader& run, int64_t k) {
+    return ParseRecord(run.history().Find(k)->record).value();
+  };
+  EXPECT_EQ(record(parent, 2).tokens, record(branch, 2).tokens);
+  EXPECT_NE(record(parent, 3).tokens, record(branch, 3).tokens);
+  EXPECT_EQ(record(parent, 4).tokens, record(branch, 4).tokens);
+  EXPECT_EQ(record(parent, 3).evaluation_loss, record(branch, 3).evaluation_loss);
+  Intervention wrong = other;
+  wrong.arguments["identity"] = std::string(32, '0');
+  EXPECT_NE(std::string::npos, ProveBranch({wrong}, "wrong").message().find("data.identity"));
+}
+
+// What a tensor is as a whole, by name and component.
+std::map<std::string, std::vector<float>> Wholes(const Layout& layout, const State& state) {
+  std::map<std::string, std::vector<float>> wholes;
+  for (int s = 0; s < layout.shards(); ++s) {
+    for (const Piece& piece : layout.pieces(s)) {
+      const TensorSpec& spec = layout.tensors()[piece.tensor];
+      for (int c = 0; c < kNumComponents; ++c) {
+        std::vector<float>& whole = wholes[spec.name + "#" + "pmv"[c]];
+        whole.resize(spec.numel());
+        const float* from = state.shards[s].slabs[c].data() + piece.offset;
+        for (int64_t row = piece.row_first; row < piece.row_last; ++row) {
+          for (int64_t col = piece.col_first; col < piece.col_last; ++col) {
+            whole[row * spec.cols + col] = *from++;
+          }
+        }
+      }
+    }
+  }
+  return wholes;
+}
+
+// The first state of a branch, and the parent's that it comes from, with the recipes of both.
+struct BothStates {
+  std::map<std::string, std::vector<float>> parent, branch;
+  Counters counters;
+  Layout layout;
+};
+
+BothStates StatesOf(const std::string& parent_dir, const std::string& branch_dir) {
+  Engine engine(Isa::kScalar, 1);
+  BothStates both;
+  for (const std::string& dir : {parent_dir, branch_dir}) {
+    const RunReader run = RunReader::Open(dir).value();
+    const Recipe recipe = ParseRecipe(run.recipe_text(), dir).value();
+    both.layout = Layout::Make(recipe.model, recipe.topology.virtual_shards).value();
+    const State state = Timeline(run, both.layout, engine).Seek(1).value();
+    (dir == parent_dir ? both.parent : both.branch) = Wholes(both.layout, state);
+    both.counters = state.counters;
+  }
+  return both;
+}
+
+TEST_F(Interventions, OtherVirtualShardsHoldTheSameStateAndPartFromTheParentByRoundingAlone) {
+  for (const char* count : {"1", "4"}) {
+    const std::string name = std::string("shards") + count;
+    ASSERT_EQ("",
+              ProveBranch({ParseIntervention("virtual-shards:" + std::string(count)).value()}, name)
+                  .message());
+    EXPECT_EQ(StatesOf(*folder_ / "parent", *folder_ / name).parent,
+              StatesOf(*folder_ / "parent", *folder_ / name).branch);
+    const RunReader parent = RunReader::Open(*folder_ / "parent").value();
+    const RunReader branch = RunReader::Open(*folder_ / name).value();
+    const UpdateRecord a = ParseRecord(parent.history().Find(2)->record).value();
+    const UpdateRecord b = ParseRecord(branch.history().Find(2)->record).value();
+    EXPECT_NEAR(a.loss, b.loss, 1e-5);
+    EXPECT_NE(a.gradient_norm, b.gradient_norm);
+  }
+}
+
+TEST_F(Interventions, AnUntiedHeadBeginsAsTheEmbeddingWithTheMomentsItIsGiven) {
+  for (const std::string moments : {"copy", "zero"}) {
+    ASSERT_EQ("", ProveBranch({ParseIntervention("untie:" + moments).value()}, moments).message());
+    BothStates both = StatesOf(*folder_ / "parent", *folder_ / moments);
+    for (const char c : {'p', 'm', 'v'}) {
+      const auto head = both.branch.extract(std::string("lm_head.weight#") + c);
+      const std::vector<float>& table =
+          both.parent.at(std::string("model.embed_tokens.weight#") + c);
+      const bool copied = c == 'p' || moments == "copy";
+      EXPECT_EQ(copied ? table : std::vector<float>(table.size(), 0.0f), head.mapped()) << c;
+    }
+    EXPECT_EQ(both.parent, both.branch);  // nothing else changed
+    EXPECT_EQ(moments == "copy" ? 1 : 0, both.counters.adam_t[both.layout.Find("lm_head.weight")]);
+    const RunReader parent = RunReader::Open(*folder_ / "parent").value();
+    const RunReader branch = RunReader::Open(*folder_ / moments).value();
+    EXPECT_EQ(ParseRecord(parent.history().Find(2)->record)->loss,
+              ParseRecord(branch.history().Find(2)->record)->loss);
+  }
+}
+
+TEST_F(Interventions, ABranchOfARemadeBranchGoesOnUnderItsRecipe) {
+  ASSERT_EQ("", ProveBranch({ParseIntervention("untie:zero@2").value(),
+                             ParseIntervention("virtual-shards:4@2").value()},
+                            "remade")
+                    .message());
+  const RunReader remade = RunReader::Open(*folder_ / "remade").value();
+  SoloComm comm;
+  const std::unique_ptr<Job> job =
+      Job::Make(ParseRecipe(remade.recipe_text(), "remade").value(), comm, {}).value();
+  for (const int64_t first : {2, 3}) {
+    const BranchPlan plan = {.first = first,
+                             .last = kUpdates,
+                             .interventions = {},
+                             .out = *folder_ / ("on" + std::to_string(first)),
+                             .device = "cpu",
+                             .isa = "scalar"};
+    ASSERT_EQ("",
+              MakeBranch(remade, *job, plan, [](const UpdateRecord&, const Digest&) {}).message());
+    EXPECT_EQ(LastState("remade"), LastState("on" + std::to_string(first)));
+  }
+}
+
 // The verbs whose forms an example can not show.
 TEST_F(Interventions, EveryFormOfAVerbIsRebuiltAndReplayedBitForBit) {
-  for (const std::string text :
-       {"clip:0.01,scope=tensor@3..4", "clip:0.01,scope=layer@3..4",
-        "clip:0.001,scope=embedding-rows@3..4", "clip:rule=ema,factor=0.5@2..4",
-        "clip:rule=z-score,z=0.1,decay=0.5@2..4", "clip:rule=ema,scope=tensor,factor=0.5@2..4",
-        "clip:none,warmup=2,warmup_norm=0.01@2..4", "pre-norm:off@3..4",
-        "qk-norm:gain=0.5@3..4", "freeze:*,norm=left-out,moments=move@3..3",
-        "freeze:model.embed*,norm=left-out,moments=stay@3..4",
-        "skip-update:t=advance,schedule=stay,cursor=stay@2..3"}) {
+  for (const std::string text : {"clip:0.01,scope=tensor@3..4",
+                                 "clip:0.01,scope=layer@3..4",
+                                 "clip:0.001,scope=embedding-rows@3..4",
+                                 "clip:rule=ema,factor=0.5@2..4",
+                                 "clip:rule=z-score,z=0.1,decay=0.5@2..4",
+                                 "clip:rule=ema,scope=tensor,factor=0.5@2..4",
+                                 "clip:none,warmup=2,warmup_norm=0.01@2..4",
+                                 "pre-norm:off@3..4",
+                                 "qk-norm:gain=0.5@3..4",
+                                 "freeze:*,norm=left-out,moments=move@3..3",
+                                 "freeze:model.embed*,norm=left-out,moments=stay@3..4",
+                                 "skip-update:t=advance,schedule=stay,cursor=stay@2..3",
+                                 "rewarm-v:square,gradient=raw@3",
+                                 "repeat-batch:then=lost@3..4",
+                                 "bias-correction:v@3..4",
+                                 "lr:hold=2@3..4",
+                                 "lr:shape=constant,peak=0.02@3..4",
+                                 "weight-decay:value=0.3,only=*.mlp.*@3..4",
+                                 "precision:ops=norms+attention-softmax,format=bf16@3..4",
+                                 "init:embedding_std=0.3@3",
+                                 "update-clip:0.1@2..3"}) {
     ASSERT_EQ("", ProveBranch({ParseIntervention(text).value()}, text).message()) << text;
     EXPECT_NE(LastState("parent"), LastState(text)) << text << " changed nothing";
   }

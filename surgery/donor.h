@@ -1,0 +1,37 @@
+// Donor: a state of another run, for interventions that take something from it. Used by graft and
+// average.
+#ifndef RETRACE_SURGERY_DONOR_H_
+#define RETRACE_SURGERY_DONOR_H_
+
+#include <functional>
+
+#include "surgery/intervention.h"
+
+namespace retrace {
+
+// The parameters `from`, `at` and `digest`.
+Status CheckDonorArguments(const Arguments& arguments);
+
+// All of RUN@k, in this process.
+struct Donor {
+  Layout layout;
+  State state;
+};
+
+// Collective: every rank reads the whole state, or all fail. Every tensor that `only` matches has
+// to be there with the shape that the job has. Errors: kUsage.
+Result<Donor> ReadDonor(const Arguments& arguments, Job& job);
+
+// Calls visit(mine, others, n) for every run of elements of a component that this rank's shards and
+// the donor have in common, whatever the shards of either.
+void ForEachCommonRun(
+    const Donor& donor, const std::string& only, Component component, Job& job,
+    const std::function<void(float* mine, const float* others, int64_t n)>& visit);
+
+// "p+m+v" -> parts, each of `known`. Errors: kUsage.
+Result<std::vector<std::string>> PartsArgument(const Arguments& arguments, const std::string& name,
+                                               const std::vector<std::string>& known);
+
+}  // namespace retrace
+
+#endif  // RETRACE_SURGERY_DONOR_H_

@@ -9,8 +9,10 @@
 
 #include "cmd/commands.h"
 #include "cmd/console.h"
+#include "cmd/dry_run_report.h"
 #include "cmd/job_flags.h"
 #include "cmd/replay_report.h"
+#include "cmd/text_table.h"
 #include "core/recipe_toml.h"
 #include "surgery/branch.h"
 
@@ -20,6 +22,7 @@ namespace {
 constexpr char kExamples[] = R"(Examples:
   retrace replay runs/demo --steps 1..24                          # prove the recording
   retrace replay runs/demo --steps 4..24 --do clip:none           # a branch with one thing changed
+  retrace replay runs/demo --steps 4..24 --do scale:0.5 --dry-run # what it would change
   retrace replay runs/demo --steps 4..24 --do reset-moments:v,t=keep@6 --do lr:scale=0.5@6..10
 --steps A..B replays updates A..B from the state RUN@(A-1). @k dates an intervention: a change of state
 happens just before update k, a change of recipe holds during updates k..l.
@@ -29,6 +32,7 @@ struct ReplayFlags {
   std::string run, steps, out;
   std::vector<std::string> interventions;
   std::string keep = "states";
+  bool dry_run = false;
   JobFlags job;
   OutputFlags output;
 };
@@ -92,6 +96,20 @@ void PrintBranch(const ReplayFlags& flags, const RunReader& run, const BranchPla
              plan.first - 1, flags.run, plan.out);
 }
 
+void RunDryRun(const ReplayFlags& flags, const RunReader& run, const Recipe& recipe,
+               const ResolvedJob& job, const BranchPlan& plan) {
+  std::vector<PlannedIntervention> planned;
+  OrFail(RunJob(
+      job, [](const std::string&) {},
+      [&](Comm& comm) -> Status {
+        RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> rank, Job::Make(recipe, comm, job.options));
+        RT_ASSIGN_OR_RETURN(planned, PlanBranch(run, *rank, plan));
+        return {};
+      }));
+  if (!job.speaks()) return;
+  PrintReport(flags.output.json ? DryRunJson(planned) : DryRunText(flags.output, planned));
+}
+
 void RunBranch(const ReplayFlags& flags, const RunReader& run, const Recipe& recipe,
                const ResolvedJob& job, const UpdateRange& range) {
   BranchPlan plan;
@@ -113,6 +131,7 @@ void RunBranch(const ReplayFlags& flags, const RunReader& run, const Recipe& rec
     if (name == "." || name == "..") plan.out = std::filesystem::canonical(plan.out, ignored);
     for (const Intervention& i : plan.interventions) plan.out += "-" + i.kind->name;
   }
+  if (flags.dry_run) return RunDryRun(flags, run, recipe, job, plan);
   std::vector<BranchRow> rows;
   Progress progress(flags.output, "replay", range.first - 1, range.last);
   OrFail(RunJob(job, [&](const std::string& line) { progress.Say(line); },
@@ -137,6 +156,9 @@ void RunReplay(ReplayFlags flags) {
   if (!flags.steps.empty()) range = OrFail(ParseUpdateRange(flags.steps, "--steps"));
   const ResolvedJob job = OrFail(ResolveJob(flags.job));
   if (!job.speaks()) flags.output.quiet = true;
+  if (flags.dry_run && flags.interventions.empty()) {
+    Fail(UsageError("--dry-run: expected --do NAME:ARGS, whose changes it would show"));
+  }
   if (flags.interventions.empty()) RunProof(flags, run, job, range);
   else RunBranch(flags, run, recipe, job, range);
 }
@@ -155,6 +177,8 @@ void AddReplayCommand(CLI::App& app) {
   replay->add_option("--keep", flags->keep, "What the branch keeps: states, or records only")
       ->check(CLI::IsMember({"states", "records"}))
       ->capture_default_str();
+  replay->add_flag("--dry-run", flags->dry_run,
+                   "Show what the interventions would change, tensor by tensor; record nothing");
   AddJobFlags(replay, &flags->job);
   AddOutputFlags(replay, &flags->output, true);
   replay->footer(kExamples);

@@ -12,6 +12,7 @@
 #include "replay/solo_comm.h"
 #include "replay/train.h"
 #include "surgery/branch.h"
+#include "surgery/dry_run.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -582,6 +583,80 @@ TEST_F(Interventions, ABranchOfARemadeBranchGoesOnUnderItsRecipe) {
               MakeBranch(remade, *job, plan, [](const UpdateRecord&, const Digest&) {}).message());
     EXPECT_EQ(LastState("remade"), LastState("on" + std::to_string(first)));
   }
+}
+
+TEST_F(Interventions, ADryRunSaysWhatEachWouldChangeAndWritesNothing) {
+  SoloComm comm;
+  const std::unique_ptr<Job> job = Job::Make(Parent(), comm, {}).value();
+  const RunReader parent = RunReader::Open(*folder_ / "parent").value();
+  BranchPlan plan = {.first = 2,
+                     .last = kUpdates,
+                     .interventions = {},
+                     .out = *folder_ / "dry",
+                     .device = "cpu",
+                     .isa = "scalar"};
+  for (const char* text : {"clip:0.5@3..4", "scale:2,only=model.norm.weight@2",
+                           "reset-moments:m,t=reset,only=model.norm.weight@3",
+                           "scale:2,only=model.norm.weight@2", "swap-batch@2..4"}) {
+    plan.interventions.push_back(ParseIntervention(text).value());
+  }
+  const auto planned = PlanBranch(parent, *job, plan).value();
+  ASSERT_EQ(5u, planned.size());
+  const auto find = [&](const std::string& begin, int skip = 0) {
+    for (const PlannedIntervention& one : planned) {
+      if (one.intervention.Text().starts_with(begin) && skip-- == 0) return one;
+    }
+    ADD_FAILURE() << begin;
+    return PlannedIntervention();
+  };
+  const PlannedIntervention once = find("scale:"), twice = find("scale:", 1);
+  ASSERT_EQ(1u, once.tensors.size());
+  EXPECT_EQ("model.norm.weight", once.tensors[0].tensor);
+  EXPECT_EQ(Component::kParameter, once.tensors[0].component);
+  EXPECT_EQ(job->layout().tensors()[job->layout().Find("model.norm.weight")].numel(),
+            once.tensors[0].elements);
+  EXPECT_EQ(2 * once.tensors[0].norm_before, once.tensors[0].norm_after);
+  EXPECT_EQ(once.tensors[0].norm_after, twice.tensors[0].norm_before);
+  const PlannedIntervention reset = find("reset-moments");
+  ASSERT_EQ(1u, reset.tensors.size());
+  EXPECT_EQ(0, reset.tensors[0].norm_after);
+  ASSERT_EQ(1u, reset.counters.size());
+  EXPECT_EQ("t of model.norm.weight", reset.counters[0].Name());
+  EXPECT_EQ(2, reset.counters[0].before);
+  EXPECT_EQ(0, reset.counters[0].after);
+  const PlannedIntervention clip = find("clip");
+  ASSERT_EQ(1u, clip.recipe.size());
+  EXPECT_EQ("optimizer.clip", clip.recipe[0].key);
+  EXPECT_EQ("0.5", clip.recipe[0].b);
+  const PlannedIntervention swap = find("swap-batch");
+  ASSERT_EQ(3u, swap.updates.size());
+  EXPECT_EQ((std::vector<int64_t>{6, 7}), swap.updates[0].after);
+  EXPECT_EQ(swap.updates[1].before, swap.updates[1].after);
+  EXPECT_FALSE(std::filesystem::exists(plan.out));
+}
+
+TEST_F(Interventions, ADryRunOfARemadeBranchSeesTheTensorsThatItWillHave) {
+  SoloComm comm;
+  const std::unique_ptr<Job> job = Job::Make(Parent(), comm, {}).value();
+  const RunReader parent = RunReader::Open(*folder_ / "parent").value();
+  const BranchPlan plan = {.first = 2,
+                           .last = kUpdates,
+                           .interventions = {ParseIntervention("untie:zero@2").value(),
+                                             ParseIntervention("scale:2,only=lm_head.*@3").value()},
+                           .out = *folder_ / "dry",
+                           .device = "cpu",
+                           .isa = "scalar"};
+  const auto planned = PlanBranch(parent, *job, plan).value();
+  ASSERT_EQ(2u, planned.size());
+  for (const PlannedIntervention& one : planned) {
+    ASSERT_EQ(1u, one.tensors.size());
+    EXPECT_EQ("lm_head.weight", one.tensors[0].tensor);
+  }
+  ASSERT_EQ(1u, planned[0].recipe.size());
+  EXPECT_EQ("model.tie_word_embeddings", planned[0].recipe[0].key);
+  EXPECT_EQ(0, planned[0].tensors[0].norm_before);
+  EXPECT_LT(0, planned[1].tensors[0].norm_before);
+  EXPECT_EQ(2 * planned[1].tensors[0].norm_before, planned[1].tensors[0].norm_after);
 }
 
 // The verbs whose forms an example can not show.

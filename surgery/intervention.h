@@ -81,6 +81,9 @@ struct Intervention {
 // All kinds, by name.
 const std::vector<const InterventionKind*>& InterventionKinds();
 
+// docs/interventions.md.
+std::string InterventionReference();
+
 // Errors: kUsage, naming what was expected and the nearest valid name.
 Result<Intervention> ParseIntervention(const std::string& text);
 

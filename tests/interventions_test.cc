@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -158,6 +161,17 @@ TEST_F(Interventions, EveryExampleIsCanonicalAfterOneRoundTrip) {
     }
   }
   EXPECT_GE(names.size(), 43u);
+}
+
+// RETRACE_UPDATE_DOCS=1 build/interventions_test writes the page anew.
+TEST_F(Interventions, TheDocumentIsWhatTheRegistrySays) {
+  const std::string path = std::string(RETRACE_SOURCE_DIR) + "/docs/interventions.md";
+  if (std::getenv("RETRACE_UPDATE_DOCS") != nullptr) {
+    std::ofstream(path, std::ios::binary) << InterventionReference();
+  }
+  std::ifstream in(path, std::ios::binary);
+  const std::string page((std::istreambuf_iterator<char>(in)), {});
+  EXPECT_EQ(InterventionReference(), page) << "run RETRACE_UPDATE_DOCS=1 build/interventions_test";
 }
 
 TEST_F(Interventions, CanonicalFormNamesEveryArgument) {

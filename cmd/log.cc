@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -11,10 +12,12 @@
 
 #include "cmd/commands.h"
 #include "cmd/console.h"
-#include "cmd/opened_run.h"
+#include "cmd/logged_run.h"
 #include "cmd/terminal_plot.h"
 #include "cmd/text_table.h"
-#include "cmd/update_range.h"
+#include "core/update_range.h"
+#include "cmd/written_file.h"
+#include "formats/event_file.h"
 #include "replay/record.h"
 
 namespace retrace {
@@ -26,50 +29,23 @@ constexpr char kExamples[] = R"(Examples:
   retrace log runs/demo --steps 1..24             # a table
   retrace log runs/demo runs/demo-clip --plot     # a run and its branch, one over the other
   retrace log runs/demo --csv > demo.csv
-  retrace log runs/demo --json | jq .loss         # one record a line
+  retrace log runs/demo --json | jq .loss         # one record a line (JSONL)
+  retrace log runs/demo --tensorboard tb          # event files: tensorboard --logdir tb
 The loss of update k is that of its batch (eval: of the fixed evaluation batch) before the update, at
 RUN@(k-1). --plot draws the evaluation loss where all runs have one. A rise is counted from the least
 loss before it. A tensor moves when its share of the squared gradient norm grows.)";
 
 constexpr size_t kDigestPrefix = 12;
-constexpr double kSpike = 0.5;  // nat; a smaller rise is not marked
 constexpr int kLossRows = 12, kNormRows = 8;
 constexpr int kMoversAlone = 6, kMoversEach = 3, kMoverBinsMin = 8, kMoverBinsMax = 32;
 
 struct LogFlags {
   std::vector<std::string> runs;
-  std::string steps;
+  std::string steps, tensorboard;
   bool csv = false, plot = false, ascii = false;
   int width = 0;
   OutputFlags output;
 };
-
-// The updates of one run that are in view.
-struct LoggedRun {
-  std::unique_ptr<OpenedRun> run;
-  std::vector<UpdateRecord> records;
-  std::vector<const PositionEntry*> entries;  // of each record
-};
-
-Result<LoggedRun> ReadLog(const std::string& dir, const UpdateRange& view) {
-  LoggedRun logged;
-  RT_ASSIGN_OR_RETURN(logged.run, OpenedRun::Open(dir));
-  const RunHistory& history = logged.run->history();
-  const int64_t last = std::min(view.last, history.last_position());
-  for (int64_t k = std::max(view.first, history.first_position() + 1); k <= last; ++k) {
-    const PositionEntry* entry = history.Find(k);
-    Result<UpdateRecord> record = ParseRecord(entry->record);
-    if (!record.ok()) return record.status().Within(fmt::format("{}@{}", dir, k));
-    if (record->tensor_norms.size() != logged.run->layout().tensors().size()) {
-      return DamagedError(fmt::format("{}@{}: expected tensor_norms of {} tensors, got {}", dir, k,
-                                      logged.run->layout().tensors().size(),
-                                      record->tensor_norms.size()));
-    }
-    logged.records.push_back(std::move(record).value());
-    logged.entries.push_back(entry);
-  }
-  return logged;
-}
 
 std::string JsonLines(const std::vector<LoggedRun>& runs) {
   std::string out;
@@ -83,27 +59,54 @@ std::string JsonLines(const std::vector<LoggedRun>& runs) {
   return out;
 }
 
-// A field of CSV, quoted where it has to be.
-std::string CsvText(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + "\"";
-}
-
 std::string CsvLines(const std::vector<LoggedRun>& runs) {
   std::string out =
       "run,update,loss,evaluation_loss,gradient_norm,clip,lr,action,first_sample,samples,digest\n";
   for (const LoggedRun& run : runs) {
     for (size_t i = 0; i < run.records.size(); ++i) {
       const UpdateRecord& r = run.records[i];
-      out += fmt::format("{},{},{},{},{},{},{},{},{},{},{}\n", CsvText(run.run->dir()), r.update,
+      out += fmt::format("{},{},{},{},{},{},{},{},{},{},{}\n", CsvField(run.run->dir()), r.update,
                          r.loss, r.evaluation_loss ? fmt::format("{}", *r.evaluation_loss) : "",
-                         r.gradient_norm, r.clip, r.lr, CsvText(r.action), r.first_sample,
+                         r.gradient_norm, r.clip, r.lr, CsvField(r.action), r.first_sample,
                          r.samples, run.entries[i]->digest.Hex());
     }
   }
   return out;
+}
+
+// Tags as TensorBoard groups them, by what stands before the slash. Its values are FP32.
+EventFile EventsOf(const LoggedRun& run) {
+  EventFile file;
+  double seconds = 0;
+  const std::vector<TensorSpec>& tensors = run.run->layout().tensors();
+  for (const UpdateRecord& r : run.records) {
+    seconds += r.timing.update_seconds + r.timing.stall_seconds;
+    std::vector<std::pair<std::string, double>> values = {{"loss/training", r.loss}};
+    if (r.evaluation_loss) values.emplace_back("loss/evaluation", *r.evaluation_loss);
+    values.emplace_back("gradient/norm", r.gradient_norm);
+    values.emplace_back("gradient/clip", r.clip);
+    values.emplace_back("optimizer/lr", r.lr);
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      values.emplace_back("gradient_norm/" + tensors[t].name, r.tensor_norms[t]);
+    }
+    file.Add(r.update, seconds, values);
+  }
+  return file;
+}
+
+void WriteEvents(const LogFlags& flags, const std::vector<LoggedRun>& runs) {
+  const std::vector<std::string> names = DistinctNames(flags.runs);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const std::string folder = flags.tensorboard + "/" + names[i];
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) Fail(FailedError(fmt::format("{}: can not be made: {}", folder, error.message())));
+    const std::string path = folder + "/" + kEventFileName;
+    OrFail(WriteWholeFile(path, EventsOf(runs[i]).bytes()));
+    if (!flags.output.quiet) {
+      fmt::print(stderr, "{}: {} updates of {}\n", path, runs[i].records.size(), flags.runs[i]);
+    }
+  }
 }
 
 std::string Heading(const LogFlags& flags, const LoggedRun& run) {
@@ -137,53 +140,6 @@ std::string TableText(const LogFlags& flags, const LoggedRun& run) {
   return table.Text(flags.output);
 }
 
-// What is read off a curve.
-struct CurveFacts {
-  std::optional<std::pair<int64_t, double>> low, high;
-  // The largest rise above the least value before it, from where to where.
-  double rise = 0, rise_low = 0;
-  int64_t rise_from = 0, rise_to = 0;
-};
-
-CurveFacts FactsOf(const PlotSeries& series) {
-  CurveFacts facts;
-  for (const auto& [update, value] : series.points) {
-    if (!std::isfinite(value)) continue;
-    if (facts.low && value - facts.low->second > facts.rise) {
-      facts.rise = value - facts.low->second;
-      facts.rise_low = facts.low->second;
-      facts.rise_from = facts.low->first;
-      facts.rise_to = update;
-    }
-    if (!facts.low || value < facts.low->second) facts.low = {update, value};
-    if (!facts.high || value > facts.high->second) facts.high = {update, value};
-  }
-  return facts;
-}
-
-bool AllEvaluated(const std::vector<LoggedRun>& runs) {
-  for (const LoggedRun& run : runs) {
-    for (const UpdateRecord& r : run.records) {
-      if (!r.evaluation_loss) return false;
-    }
-  }
-  return true;
-}
-
-PlotSeries LossOf(const LoggedRun& run, bool evaluation) {
-  PlotSeries series;
-  for (const UpdateRecord& r : run.records) {
-    series.points.emplace_back(r.update, evaluation ? *r.evaluation_loss : r.loss);
-  }
-  return series;
-}
-
-PlotSeries NormOf(const LoggedRun& run) {
-  PlotSeries series;
-  for (const UpdateRecord& r : run.records) series.points.emplace_back(r.update, r.gradient_norm);
-  return series;
-}
-
 // Three digits, without an exponent where that is short.
 std::string NormText(double norm) {
   return norm >= 1000 && norm < 1e6 ? fmt::format("{:.0f}", norm) : fmt::format("{:.3g}", norm);
@@ -213,11 +169,11 @@ std::string LegendText(const std::vector<LoggedRun>& runs, bool evaluation,
       table.AddRow({sample, name, "none in view", "-", "-", "-", "-"});
       continue;
     }
-    const PlotSeries loss = LossOf(runs[i], evaluation);
-    const CurveFacts facts = FactsOf(loss), norm = FactsOf(NormOf(runs[i]));
+    const Curve loss = LossCurve(runs[i], evaluation);
+    const CurveFacts facts = FactsOf(loss), norm = FactsOf(NormCurve(runs[i]));
     table.AddRow(
         {sample, name,
-         fmt::format("{} @{}", LossText(loss.points.back().second), loss.points.back().first),
+         fmt::format("{} @{}", LossText(loss.back().second), loss.back().first),
          At(facts.low, LossText), At(facts.high, LossText),
          facts.rise > 0
              ? fmt::format("{} @{}..{}", LossText(facts.rise), facts.rise_from, facts.rise_to)
@@ -294,9 +250,9 @@ std::string MoversText(const LoggedRun& run, const PlotStyle& style, int count) 
 }
 
 // The largest rise of the first run's loss, where it is a spike.
-std::vector<PlotMark> SpikeOf(const std::vector<LoggedRun>& runs, const PlotSeries& loss) {
+std::vector<PlotMark> SpikeOf(const std::vector<LoggedRun>& runs, const Curve& loss) {
   const CurveFacts facts = FactsOf(loss);
-  if (facts.rise < kSpike) return {};
+  if (facts.rise < kSpikeNats) return {};
   const std::string whose = runs.size() == 1 ? "" : BaseName(runs[0].run->dir()) + ", ";
   return {{facts.rise_to, fmt::format("{}update {}: {:.2f} nat above {:.2f} at {}", whose,
                                       facts.rise_to, facts.rise, facts.rise_low, facts.rise_from)}};
@@ -315,13 +271,13 @@ std::string PlotText(const LogFlags& flags, const std::vector<LoggedRun>& runs) 
   norm.log = true;
   norm.rows = kNormRows;
   for (const LoggedRun& run : runs) {
-    loss.series.push_back(LossOf(run, evaluation));
-    norm.series.push_back(NormOf(run));
+    loss.series.push_back({LossCurve(run, evaluation)});
+    norm.series.push_back({NormCurve(run)});
     if (run.records.empty()) continue;
     loss.first = std::min(loss.first, run.records.front().update);
     loss.last = std::max(loss.last, run.records.back().update);
   }
-  loss.marks = norm.marks = SpikeOf(runs, loss.series[0]);
+  loss.marks = norm.marks = SpikeOf(runs, loss.series[0].points);
   for (PlotMark& mark : norm.marks) mark.text.clear();
   norm.first = loss.first;
   norm.last = loss.last;
@@ -336,7 +292,7 @@ std::string PlotText(const LogFlags& flags, const std::vector<LoggedRun>& runs) 
 }
 
 void RunLog(const LogFlags& flags) {
-  UpdateRange view = {1, INT64_MAX};
+  UpdateRange view = kAllUpdates;
   if (!flags.steps.empty()) view = OrFail(ParseUpdateRange(flags.steps, "--steps"));
   std::vector<LoggedRun> runs;
   bool any = false;
@@ -354,6 +310,7 @@ void RunLog(const LogFlags& flags) {
     Fail(UsageError(fmt::format("--steps {}: {} has updates {}..{}", flags.steps, flags.runs[0],
                                 history.first_position() + 1, history.last_position())));
   }
+  if (!flags.tensorboard.empty()) return WriteEvents(flags, runs);
   if (flags.plot) return PrintReport(PlotText(flags, runs));
   std::string out;
   for (const LoggedRun& run : runs) {
@@ -376,10 +333,13 @@ void AddLogCommand(CLI::App& app) {
   WholeIn(log->add_option("--width", flags->width, "Columns; those of the terminal by default"), 40,
           400);
   CLI::Option* csv = log->add_flag("--csv", flags->csv, "Print comma-separated values");
+  CLI::Option* tensorboard = log->add_option(
+      "--tensorboard", flags->tensorboard, "Write TensorBoard event files in DIR, a folder a run");
+  tensorboard->type_name("DIR")->excludes(plot)->excludes(csv);
   AddOutputFlags(log, &flags->output, true);
   log->get_option("--json")->description("Print each record, with its state's digest, as JSON");
   csv->excludes(plot)->excludes("--json");
-  log->get_option("--json")->excludes(plot);
+  log->get_option("--json")->excludes(plot)->excludes(tensorboard);
   log->footer(kExamples);
   log->callback([flags] { RunLog(*flags); });
 }

@@ -6,7 +6,7 @@
 
 #include "cmd/console.h"
 #include "cmd/job_flags.h"
-#include "cmd/update_range.h"
+#include "core/update_range.h"
 #include "surgery/branch.h"
 
 namespace retrace {

@@ -1,4 +1,4 @@
-#include "cmd/update_range.h"
+#include "core/update_range.h"
 
 #include <charconv>
 #include <string_view>

@@ -15,6 +15,7 @@ void AddTrainCommand(CLI::App& app);
 void AddReplayCommand(CLI::App& app);
 void AddExperimentCommand(CLI::App& app);
 void AddLogCommand(CLI::App& app);
+void AddReportCommand(CLI::App& app);
 void AddShowCommand(CLI::App& app);
 void AddDiffCommand(CLI::App& app);
 void AddVerifyCommand(CLI::App& app);

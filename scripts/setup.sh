@@ -4,7 +4,7 @@
 #
 #   scripts/setup.sh [--for-tests] [--for-peers] [--without-torch]
 #
-#   --for-tests      also what only the tests need (a Python environment with h5py)
+#   --for-tests      also what only the tests need (Chromium, a Python environment with h5py)
 #   --for-peers      also what the benchmarks compare with (a Python environment with PyTorch; 5 GB)
 #   --without-torch  leave LibTorch out: everything works but jobs over several hosts
 #
@@ -37,14 +37,16 @@ build_packages=(
   g++ cmake ninja-build pkg-config ccache
   nlohmann-json3-dev libfmt-dev libtomlplusplus-dev libcli11-dev libgtest-dev
   libhdf5-dev libzstd-dev zlib1g-dev libxxhash-dev libsentencepiece-dev
-  dict-gcide
+  dict-gcide node-d3
 )
 torch_packages=(libgloo-dev python3-pip unzip ca-certificates)
 python_packages=(python3-venv ca-certificates)
+test_packages=(chromium)
 
 debian_packages() {
   local wanted=("${build_packages[@]}") missing=() package
   [ $with_torch = 0 ] || wanted+=("${torch_packages[@]}")
+  [ $for_tests = 0 ] || wanted+=("${test_packages[@]}")
   [ $for_tests = 0 ] && [ $for_peers = 0 ] || wanted+=("${python_packages[@]}")
   command -v dpkg-query >/dev/null ||
     fail "no dpkg here: this script is for Debian. Elsewhere install what these packages hold: ${wanted[*]}"

@@ -44,4 +44,38 @@ double SumUpdateSquaresBlock(Isa isa, const OptimizerRow& row, float clip, const
   return 0;
 }
 
+double SumSquaredChangeBlock(Isa isa, const float* before, const float* after, int64_t n) {
+  RT_CHECK(n <= kSquareBlock);
+  switch (isa) {
+    case Isa::kScalar:
+      return SumSquaredChangeScalar(before, after, n);
+    case Isa::kAvx2:
+      return SumSquaredChangeAvx2(before, after, n);
+    case Isa::kAvx512:
+      return SumSquaredChangeAvx512(before, after, n);
+  }
+  return 0;
+}
+
+OddNumbers& OddNumbers::operator+=(const OddNumbers& other) {
+  zero += other.zero;
+  subnormal += other.subnormal;
+  infinite += other.infinite;
+  nan += other.nan;
+  return *this;
+}
+
+OddNumbers CountOdd(Isa isa, const float* x, int64_t n) {
+  RT_CHECK(n <= kSquareBlock);
+  switch (isa) {
+    case Isa::kScalar:
+      return CountOddScalar(x, n);
+    case Isa::kAvx2:
+      return CountOddAvx2(x, n);
+    case Isa::kAvx512:
+      return CountOddAvx512(x, n);
+  }
+  return {};
+}
+
 }  // namespace retrace

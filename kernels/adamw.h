@@ -1,5 +1,6 @@
-// AdamW and the sum of squares: the optimizer's arithmetic, the same at every level (portable and
-// native) and in the walk of a journal. Used by replay/update.cc and replay/timeline.cc.
+// AdamW, the sum of squares and the count of odd numbers: the optimizer's arithmetic, the same at
+// every level (portable and native) and in the walk of a journal. Used by replay/update.cc and
+// replay/timeline.cc.
 // Thread-safe on disjoint ranges.
 #ifndef RETRACE_KERNELS_ADAMW_H_
 #define RETRACE_KERNELS_ADAMW_H_
@@ -41,6 +42,29 @@ double SumSquaresBlock(Isa isa, const float* x, int64_t n);
 // Source     Wortsman et al. 2023, arXiv 2304.13013 (StableAdamW)
 double SumUpdateSquaresBlock(Isa isa, const OptimizerRow& row, float clip, const float* g,
                              const float* v, int64_t n);
+
+// Computes   sum of (after - before)^2 in FP64
+// Shapes     before, after [n], n <= kSquareBlock: one block
+// Order      as SumSquaresBlock
+// Guarantee  -
+// Clause     11, for a diagnostic: nothing that trains reads it
+double SumSquaredChangeBlock(Isa isa, const float* before, const float* after, int64_t n);
+
+// How many numbers are no ordinary ones.
+struct OddNumbers {
+  int64_t zero = 0, subnormal = 0, infinite = 0, nan = 0;
+
+  bool none() const { return zero + subnormal + infinite + nan == 0; }
+  OddNumbers& operator+=(const OddNumbers& other);
+  bool operator==(const OddNumbers&) const = default;
+};
+
+// Computes   how many of x are zero (of either sign), subnormal, infinite, NaN
+// Shapes     x [n], n <= kSquareBlock
+// Order      none: integers
+// Guarantee  same counts by numpy
+// Clause     -
+OddNumbers CountOdd(Isa isa, const float* x, int64_t n);
 
 }  // namespace retrace
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/optimizer_block.h"
+#include "kernels/adamw.h"
 
 namespace retrace {
 
@@ -13,7 +14,9 @@ namespace retrace {
                      float* v, int64_t n);                                                    \
   double SumSquares##SUFFIX(const float* x, int64_t n);                                       \
   double SumUpdateSquares##SUFFIX(const OptimizerRow& row, float clip, const float* g,        \
-                                  const float* v, int64_t n);
+                                  const float* v, int64_t n);                                 \
+  double SumSquaredChange##SUFFIX(const float* before, const float* after, int64_t n);        \
+  OddNumbers CountOdd##SUFFIX(const float* x, int64_t n);
 
 RT_DECLARE_ADAMW(Scalar)
 RT_DECLARE_ADAMW(Avx2)
@@ -29,7 +32,11 @@ RT_DECLARE_ADAMW(Avx512)
   double SumUpdateSquares##SUFFIX(const OptimizerRow& row, float clip, const float* g,        \
                                   const float* v, int64_t n) {                                \
     return SumUpdateSquaresKernel(row, clip, g, v, n);                                        \
-  }
+  }                                                                                           \
+  double SumSquaredChange##SUFFIX(const float* before, const float* after, int64_t n) {       \
+    return SumSquaredChangeKernel(before, after, n);                                          \
+  }                                                                                           \
+  OddNumbers CountOdd##SUFFIX(const float* x, int64_t n) { return CountOddKernel(x, n); }
 
 }  // namespace retrace
 

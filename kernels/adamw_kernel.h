@@ -1,12 +1,14 @@
-// AdamW and the sum of squares as plain loops. Each instruction set compiles its own copy
+// The functions of adamw.h as plain loops. Each instruction set compiles its own copy
 // (adamw_scalar.cc, _avx2.cc, _avx512.cc): the loops have no order to lose, so the compiler may
 // vectorise them as it likes. Internal linkage only.
 #ifndef RETRACE_KERNELS_ADAMW_KERNEL_H_
 #define RETRACE_KERNELS_ADAMW_KERNEL_H_
 
+#include <bit>
 #include <cstdint>
 
 #include "core/optimizer_block.h"
+#include "kernels/adamw.h"
 
 namespace retrace {
 namespace {
@@ -42,8 +44,15 @@ inline void AdamWKernel(const OptimizerRow& row, float clip, const float* g, flo
   if (row.action == TensorAction::kFrozen) AdamWLoop<false>(row, clip, g, p, m, v, n);
 }
 
-// Clause 6.
-inline __attribute__((always_inline)) double SumLanes(double* lane) {
+// Clause 6, in FP64, of what `term` gives for each element.
+template <class Term>
+inline __attribute__((always_inline)) double SumInLanes(const Term& term, int64_t n) {
+  double lane[16] = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (int l = 0; l < 16; ++l) lane[l] = lane[l] + term(i + l);
+  }
+  for (int l = 0; i + l < n; ++l) lane[l] = lane[l] + term(i + l);
   for (int h = 8; h > 0; h /= 2) {
     for (int l = 0; l < h; ++l) lane[l] = lane[l] + lane[l + h];
   }
@@ -51,19 +60,20 @@ inline __attribute__((always_inline)) double SumLanes(double* lane) {
 }
 
 inline double SumSquaresKernel(const float* __restrict x, int64_t n) {
-  double lane[16] = {};
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    for (int l = 0; l < 16; ++l) {
-      const double xi = x[i + l];
-      lane[l] = lane[l] + xi * xi;  // the product of two FP32 numbers is exact in FP64
-    }
-  }
-  for (int l = 0; i + l < n; ++l) {
-    const double xi = x[i + l];
-    lane[l] = lane[l] + xi * xi;
-  }
-  return SumLanes(lane);
+  const auto term = [x](int64_t i) {
+    const double xi = x[i];
+    return xi * xi;  // exact
+  };
+  return SumInLanes(term, n);
+}
+
+inline double SumSquaredChangeKernel(const float* __restrict before,
+                                     const float* __restrict after, int64_t n) {
+  const auto term = [before, after](int64_t i) {
+    const double change = static_cast<double>(after[i]) - before[i];
+    return change * change;
+  };
+  return SumInLanes(term, n);
 }
 
 inline double SumUpdateSquaresKernel(const OptimizerRow& row, float clip,
@@ -71,19 +81,26 @@ inline double SumUpdateSquaresKernel(const OptimizerRow& row, float clip,
                                      int64_t n) {
   const float beta2 = row.beta2, rest2 = row.one_minus_beta2, bc2 = row.bias_correction2;
   const double least = static_cast<double>(row.eps) * static_cast<double>(row.eps);
-  const auto term = [&](int64_t i) {
+  const auto term = [=](int64_t i) {
     const float clipped = clip * g[i];
     const float vi = beta2 * v[i] + (rest2 * clipped) * clipped;
     const double corrected = vi / bc2, x = clipped;
     return x * x / (corrected < least ? least : corrected);
   };
-  double lane[16] = {};
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    for (int l = 0; l < 16; ++l) lane[l] = lane[l] + term(i + l);
+  return SumInLanes(term, n);
+}
+
+inline OddNumbers CountOddKernel(const float* __restrict x, int64_t n) {
+  // Of magnitudes, which sort as integers do. 32 bits hold the counts of a block.
+  int32_t zero = 0, below_normal = 0, not_finite = 0, nan = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t magnitude = std::bit_cast<int32_t>(x[i]) & 0x7fffffff;
+    zero += magnitude == 0;
+    below_normal += magnitude < 0x00800000;
+    not_finite += magnitude >= 0x7f800000;
+    nan += magnitude > 0x7f800000;
   }
-  for (int l = 0; i + l < n; ++l) lane[l] = lane[l] + term(i + l);
-  return SumLanes(lane);
+  return {zero, below_normal - zero, not_finite - nan, nan};
 }
 
 }  // namespace

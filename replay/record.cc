@@ -1,5 +1,6 @@
 #include "replay/record.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -21,6 +22,18 @@ Json Numbers(const std::vector<double>& values) {
   Json list = Json::array();
   for (double value : values) list.push_back(Number(value));
   return list;
+}
+
+Json NormsJson(const TensorNorms& norms) {
+  Json odd = Json::array();
+  for (const TensorNorms::Odd& o : norms.odd) {
+    odd.push_back({o.tensor, o.of, o.zero, o.subnormal, o.infinite, o.nan});
+  }
+  return {{"p", Numbers(norms.p)},
+          {"change", Numbers(norms.change)},
+          {"m", Numbers(norms.m)},
+          {"v", Numbers(norms.v)},
+          {"odd", odd}};
 }
 
 // Reads the fields of a record, remembering the first that is wrong.
@@ -87,6 +100,7 @@ class Fields {
 bool UpdateRecord::Same(const UpdateRecord& other) const {
   UpdateRecord a = *this, b = other;
   a.timing = b.timing = {};
+  if (!a.norms || !b.norms) a.norms = b.norms = std::nullopt;
   return RecordJson(a) == RecordJson(b);
 }
 
@@ -104,6 +118,7 @@ std::string RecordJson(const UpdateRecord& r) {
   json["samples"] = r.samples;
   json["tokens"] = r.tokens.Hex();
   json["tensor_norms"] = Numbers(r.tensor_norms);
+  if (r.norms) json["norms"] = NormsJson(*r.norms);
   json["level"] = r.level;
   if (!r.sample_list.empty()) json["sample_list"] = r.sample_list;
   if (!r.tensor_clips.empty()) json["tensor_clips"] = Numbers(r.tensor_clips);
@@ -114,6 +129,38 @@ std::string RecordJson(const UpdateRecord& r) {
                     {"stall_seconds", r.timing.stall_seconds}};
   return json.dump();
 }
+
+namespace {
+
+TensorNorms::Odd ParseOdd(Fields& fields, const Json& row) {
+  const bool fits = row.is_array() && row.size() == 6 && row[0].is_number_unsigned() &&
+                    row[1].is_string() &&
+                    std::all_of(row.begin() + 2, row.end(),
+                                [](const Json& n) { return n.is_number_unsigned(); });
+  if (!fits) return fields.Bad("odd", "lists of a tensor, what and four counts"), TensorNorms::Odd();
+  return {row[0].get<int64_t>(), row[1].get<std::string>(), row[2].get<int64_t>(),
+          row[3].get<int64_t>(), row[4].get<int64_t>(),     row[5].get<int64_t>()};
+}
+
+// Four norms a tensor. Errors: kDamaged, naming the field.
+Result<TensorNorms> ParseNorms(const Json& json, size_t tensors) {
+  Fields fields(json);
+  TensorNorms norms{fields.Numbers("p"), fields.Numbers("change"), fields.Numbers("m"),
+                    fields.Numbers("v"), {}};
+  for (const char* name : {"p", "change", "m", "v"}) {
+    if (fields.Get(name).size() != tensors) fields.Bad(name, "a number for each of tensor_norms");
+  }
+  const Json& odd = fields.Get("odd");
+  if (!odd.is_array()) fields.Bad("odd", "a list");
+  for (const Json& row : odd) {
+    norms.odd.push_back(ParseOdd(fields, row));
+    if (norms.odd.back().tensor >= std::ssize(norms.p)) fields.Bad("odd", "tensors of the model");
+  }
+  RT_RETURN_IF_ERROR(fields.status());
+  return norms;
+}
+
+}  // namespace
 
 Result<UpdateRecord> ParseRecord(std::string_view text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -133,6 +180,11 @@ Result<UpdateRecord> ParseRecord(std::string_view text) {
   if (tokens.ok()) r.tokens = *tokens;
   else fields.Bad("tokens", "a digest");
   r.tensor_norms = fields.Numbers("tensor_norms");
+  if (fields.Has("norms")) {
+    Result<TensorNorms> norms = ParseNorms(fields.Get("norms"), r.tensor_norms.size());
+    if (!norms.ok()) return norms.status().Within("norms");
+    r.norms = std::move(norms).value();
+  }
   r.level = fields.Text("level");
   if (fields.Has("tensor_clips")) r.tensor_clips = fields.Numbers("tensor_clips");
   if (fields.Has("tensor_update_clips")) {

@@ -15,6 +15,23 @@
 
 namespace retrace {
 
+// What an update left of each tensor, in canonical order. Diagnostics: norms have six digits, and no
+// comparison asks for them where an older recording has none.
+struct TensorNorms {
+  std::vector<double> p;       // of RUN@(k-1), after surgery if there was any
+  std::vector<double> change;  // of p of RUN@k less that
+  std::vector<double> m, v;    // of RUN@k
+
+  // Elements of the gradient ("g") or of the state after the update ("p", "m", "v") that are no
+  // ordinary numbers, where there are any.
+  struct Odd {
+    int64_t tensor = 0;
+    std::string of;
+    int64_t zero = 0, subnormal = 0, infinite = 0, nan = 0;
+  };
+  std::vector<Odd> odd;
+};
+
 struct UpdateRecord {
   int64_t update = 0;                     // k
   double loss = 0;                        // of batch k at RUN@(k-1), nats
@@ -27,6 +44,7 @@ struct UpdateRecord {
   int64_t first_sample = 0, samples = 0;
   Digest tokens;                         // of all samples of the step, in order
   std::vector<double> tensor_norms;      // of the gradient, by tensor in canonical order
+  std::optional<TensorNorms> norms;      // recordings of 0.1.0 have none
   std::string level = "portable";
   // Empty unless the update was no ordinary one.
   std::vector<int64_t> sample_list;  // what it consumed, where that is not samples in a row
@@ -37,7 +55,7 @@ struct UpdateRecord {
     double update_seconds = 0, stall_seconds = 0;
   } timing;
 
-  // Equal but for timing.
+  // Equal but for timing, and for norms where one of the two has none.
   bool Same(const UpdateRecord& other) const;
 };
 

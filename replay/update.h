@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/optimizer_block.h"
+#include "kernels/adamw.h"
 #include "replay/optimizer_rules.h"
 #include "replay/record.h"
 #include "replay/step_pass.h"
@@ -41,6 +42,17 @@ struct UpdateResult {
   UpdateRecord record;
   OptimizerBlock block;
   std::string reason;  // of kSkipped and kHalted: the first non-finite tensor
+};
+
+// Of one tensor, or a part of it: sums of squares in FP64 and counts, over blocks of
+// 4096 elements in order, then over shards in order: the same on any number of threads and ranks.
+struct UpdateSums {
+  double p = 0;         // before the update
+  double change = 0;    // of p by the update
+  double m = 0, v = 0;  // after it
+  OddNumbers odd_g, odd_p, odd_m, odd_v;  // after it
+
+  UpdateSums& operator+=(const UpdateSums& other);
 };
 
 class Updater {
@@ -78,7 +90,7 @@ class Updater {
   Status Measure(const RankState& state, const UpdateDirective& directive, UpdateRecord* record);
   UpdateAction Decide(const UpdateDirective& directive, UpdateResult* result) const;
   Status ClipUpdates(const RankState& state, OptimizerBlock* block) const;
-  void Apply(const OptimizerBlock& block, RankState* state);
+  Result<TensorNorms> Apply(const OptimizerBlock& block, RankState* state);
   std::string FirstNonFinite(const UpdateRecord& record) const;
   Status DigestTokens(const std::vector<int64_t>& samples, UpdateRecord* record) const;
 
@@ -92,9 +104,11 @@ class Updater {
 
 // Applies one optimizer block to a rank's slabs: the whole of an update but for its gradient, and
 // one step of the walk of a journal. Counters: every t that the block names, position + 1; schedule
-// and cursor are the caller's.
+// and cursor are the caller's. `sums`, where it is given, has an entry for each tensor of the layout;
+// those of the pieces are added.
 void ApplyBlock(Engine& engine, const Layout& layout, const OptimizerBlock& block,
-                const std::vector<Piece>& pieces, const float* gradient, ShardState* slab);
+                const std::vector<Piece>& pieces, const float* gradient, ShardState* slab,
+                UpdateSums* sums = nullptr);
 
 }  // namespace retrace
 

@@ -152,6 +152,39 @@ TEST_P(AdamWOfEveryIsa, SumsSquaresOfUpdatesInSixteenLanesOfFp64) {
   }
 }
 
+TEST_P(AdamWOfEveryIsa, SumsSquaredChangesAsItSumsSquares) {
+  std::mt19937 random(12);
+  for (int64_t n : {0, 1, 15, 16, 17, 100, 4096, 65536}) {
+    const std::vector<float> before = longhand::Values<float>(n, random),
+                             after = longhand::Values<float>(n, random);
+    std::vector<double> squares;
+    for (int64_t i = 0; i < n; ++i) {
+      const double change = static_cast<double>(after[i]) - before[i];
+      squares.push_back(change * change);
+    }
+    EXPECT_EQ(longhand::Sum(squares),
+              SumSquaredChangeBlock(GetParam(), before.data(), after.data(), n))
+        << n << " elements";
+  }
+}
+
+TEST_P(AdamWOfEveryIsa, CountsOddNumbers) {
+  std::mt19937 random(11);
+  for (int64_t n : {0, 1, 15, 16, 17, 4099, 65536}) {
+    const std::vector<float> x = longhand::Values<float>(n, random, true);
+    OddNumbers expected;
+    for (float value : x) {
+      const int kind = std::fpclassify(value);
+      expected.zero += kind == FP_ZERO;
+      expected.subnormal += kind == FP_SUBNORMAL;
+      expected.infinite += kind == FP_INFINITE;
+      expected.nan += kind == FP_NAN;
+    }
+    EXPECT_TRUE(expected == CountOdd(GetParam(), x.data(), n)) << n << " elements";
+    if (n > 4000) EXPECT_TRUE(expected.zero && expected.subnormal && expected.infinite && expected.nan);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, AdamWOfEveryIsa,
                          testing::Values(Isa::kScalar, Isa::kAvx2, Isa::kAvx512),
                          [](const auto& info) { return IsaName(info.param); });

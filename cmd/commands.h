@@ -16,6 +16,7 @@ void AddReplayCommand(CLI::App& app);
 void AddExperimentCommand(CLI::App& app);
 void AddLogCommand(CLI::App& app);
 void AddReportCommand(CLI::App& app);
+void AddStatsCommand(CLI::App& app);
 void AddShowCommand(CLI::App& app);
 void AddDiffCommand(CLI::App& app);
 void AddVerifyCommand(CLI::App& app);

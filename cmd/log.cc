@@ -88,6 +88,9 @@ EventFile EventsOf(const LoggedRun& run) {
     values.emplace_back("optimizer/lr", r.lr);
     for (size_t t = 0; t < tensors.size(); ++t) {
       values.emplace_back("gradient_norm/" + tensors[t].name, r.tensor_norms[t]);
+      if (!r.norms) continue;
+      values.emplace_back("parameter_norm/" + tensors[t].name, r.norms->p[t]);
+      values.emplace_back("update_norm/" + tensors[t].name, r.norms->change[t]);
     }
     file.Add(r.update, seconds, values);
   }
@@ -219,11 +222,6 @@ std::vector<Mover> MoversOf(const LoggedRun& run, int count) {
                    [](const Mover& a, const Mover& b) { return a.growth() > b.growth(); });
   if (std::ssize(movers) > count) movers.resize(count);
   return movers;
-}
-
-std::string PercentText(double share) {
-  const double percent = 100 * share;
-  return percent >= 9.95 ? fmt::format("{:.0f} %", percent) : fmt::format("{:.2g} %", percent);
 }
 
 std::string MoversText(const LoggedRun& run, const PlotStyle& style, int count) {

@@ -9,6 +9,7 @@
 
 #include "cmd/commands.h"
 #include "cmd/console.h"
+#include "cmd/job_flags.h"
 #include "cmd/report_data.h"
 #include "cmd/report_page.h"
 #include "cmd/text_table.h"
@@ -23,6 +24,7 @@ constexpr char kExamples[] = R"(Examples:
   retrace experiment FILE.toml runs/demo --json > result.json
   retrace report runs/demo result.json                          # with verdicts and replica bands
   retrace report runs/demo --no-states                          # records alone: reads no states
+  retrace report runs/demo --replay                             # with heat maps of the passes
 One self-contained page: curves by update, verdicts, what moved first, heat maps of layers by
 updates around the spike, lineage, recipes, environment. It loads nothing from anywhere. The first run
 that has a spike is the one that is examined. Branches of one state that differ in the seed of their
@@ -31,7 +33,8 @@ noise alone, three or more, are drawn as a band.)";
 struct ReportFlags {
   std::vector<std::string> inputs;
   std::string out = "report.html", steps, title;
-  bool no_states = false;
+  bool no_states = false, replay = false;
+  JobFlags job;
   OutputFlags output;
 };
 
@@ -70,6 +73,8 @@ ReportSources SourcesOf(const ReportFlags& flags) {
   }
   sources.title = flags.title;
   sources.states = !flags.no_states;
+  sources.replay = flags.replay;
+  sources.threads = OrFail(ResolveJob(flags.job)).options.threads;
   return sources;
 }
 
@@ -117,6 +122,12 @@ void AddReportCommand(CLI::App& app) {
   report->add_option("--title", flags->title, "Heading; the runs' names by default");
   report->add_flag("--no-states", flags->no_states,
                    "Read records alone, no keyframes and journals around the spike");
+  CLI::Option* replay = report->add_flag(
+      "--replay", flags->replay, "Live the updates around the spike again: attention, residuals");
+  WholeIn(report->add_option("--threads", flags->job.threads,
+                             "Threads of --replay; all processors by default"),
+          1, 1024)
+      ->needs(replay);
   AddOutputFlags(report, &flags->output, true);
   report->get_option("--json")->description("Print what the page shows as JSON, and write no page");
   report->footer(kExamples);

@@ -23,7 +23,9 @@ struct ReportSources {
   std::vector<LoggedRun> runs;
   std::string experiment;  // JSON of ReadExperimentResult; "": none
   bool states = true;      // walk keyframes and journals around the spike
-  // Called before and while states are read.
+  bool replay = false;     // live the updates around it again
+  int threads = 1;         // of replay
+  // Called before and while states are read or updates are lived.
   std::function<void(const std::string& run, int64_t update, int64_t first, int64_t last)> progress;
 };
 

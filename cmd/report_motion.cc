@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <nlohmann/json.hpp>
 
+#include "replay/solo_comm.h"
 #include "replay/state_norms.h"
+#include "surgery/diagnose.h"
 #include "surgery/excursion.h"
 
 namespace retrace {
@@ -18,7 +19,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kHeatRuns = 6;  // heat maps of the first ones: each takes some 100 kB
 constexpr int64_t kBefore = 12, kAfter = 8, kWindowMax = 40;  // updates around the onset
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Moves that count, by what is measured.
 const double kLeastFactor = std::log(1.5);
@@ -33,19 +33,6 @@ Json Number(double x) {
 Json Rounded(double x) {
   return std::isfinite(x) ? Json(std::strtod(fmt::format("{:.5g}", x).c_str(), nullptr))
                           : Number(x);
-}
-
-// "self_attn.q_proj" of "model.layers.3.self_attn.q_proj.weight"; "embedding", "final norm".
-std::string KindOf(const TensorSpec& spec) {
-  std::string name = spec.name;
-  if (spec.layer >= 0) {
-    const std::string prefix = LayerTensorName(spec.layer, "");
-    if (name.starts_with(prefix)) name = name.substr(prefix.size());
-  } else if (name.starts_with("model.")) {
-    name = name.substr(6);
-  }
-  if (name.ends_with(".weight")) name.resize(name.size() - 7);
-  return name;
 }
 
 // --- Where to look ---
@@ -99,18 +86,35 @@ struct WindowRun {
   const LoggedRun* run = nullptr;
   std::vector<const UpdateRecord*> records;  // in the window
   UpdateRange kept;
-  std::vector<UpdateMotion> motions;  // of `kept`
+  std::vector<UpdateMotion> motions;    // of `kept`
+  std::vector<PassDiagnostics> passes;  // of all in the window, or none
 
   int64_t first() const { return records.front()->update; }
 };
 
+Status LiveWindow(ReportSources& sources, WindowRun* window) {
+  const OpenedRun& run = *window->run->run;
+  const int64_t first = window->first(), last = window->records.back()->update;
+  SoloComm comm;
+  RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> job,
+                      Job::Make(run.recipe(), comm, {.threads = sources.threads}));
+  return Diagnose(run.reader(), *job, {first, last},
+                  [&](int64_t update, const PassDiagnostics& passes) {
+                    window->passes.push_back(passes);
+                    if (sources.progress) sources.progress(run.dir(), update, first - 1, last);
+                  });
+}
+
 Result<WindowRun> ReadWindow(ReportSources& sources, size_t index, const Spike& spike) {
-  WindowRun window{
-      .index = index, .run = &sources.runs[index], .records = {}, .kept = {}, .motions = {}};
+  WindowRun window;
+  window.index = index;
+  window.run = &sources.runs[index];
   for (const UpdateRecord& r : window.run->records) {
     if (r.update >= spike.first && r.update <= spike.last) window.records.push_back(&r);
   }
-  if (window.records.empty() || !sources.states) return window;
+  if (window.records.empty()) return window;
+  if (sources.replay) RT_RETURN_IF_ERROR(LiveWindow(sources, &window));
+  if (!sources.states) return window;
   OpenedRun& run = *sources.runs[index].run;
   window.kept = KeptUpdates(run.history(), window.first(), window.records.back()->update);
   if (window.kept.first > window.kept.last) return window;
@@ -120,8 +124,11 @@ Result<WindowRun> ReadWindow(ReportSources& sources, size_t index, const Spike& 
     }
   };
   progress(window.kept.first - 1);
-  RT_ASSIGN_OR_RETURN(window.motions,
-                      WalkNorms(run.reader(), run.layout(), run.engine(), window.kept, progress));
+  RT_RETURN_IF_ERROR(WalkNorms(run.reader(), run.layout(), run.engine(), window.kept, {},
+                               [&](UpdateMotion motion) {
+                                 progress(motion.update);
+                                 window.motions.push_back(std::move(motion));
+                               }));
   return window;
 }
 
@@ -186,12 +193,12 @@ class QuantityList {
     if (window_.motions.empty()) return;
     std::vector<double> rms, relative, below, cosine, second;
     for (const UpdateRecord* r : window_.records) {
-      const Sums s = SumsOf(*r, in);
-      rms.push_back(std::sqrt(s.change2 / s.elements) / r->lr);
-      relative.push_back(std::sqrt(s.change2 / s.parameter2));
-      second.push_back(std::sqrt(s.second / s.elements));
-      below.push_back(s.below / s.elements);
-      cosine.push_back(s.along / std::sqrt(s.previous2 * s.gradient2));
+      const TensorMotion sum = SumOf(*r, in);
+      rms.push_back(sum.UpdateRms(r->lr));
+      relative.push_back(sum.RelativeUpdate());
+      second.push_back(sum.RootV());
+      below.push_back(sum.below_eps / sum.elements);
+      cosine.push_back(sum.CosineWithM());
     }
     Add({"Adam update RMS of " + of, "state", Measure::kFactor, rms});
     Add({"relative update of " + of, "state", Measure::kFactor, relative});
@@ -200,14 +207,30 @@ class QuantityList {
     Add({"cosine of m and g of " + of, "state", Measure::kCosine, cosine});
   }
 
+  void AddPasses() {
+    if (window_.passes.empty()) return;
+    using P = const PassDiagnostics&;
+    AddPass("logit RMS", Measure::kFactor, [](P p) { return p.logit_rms; });
+    AddPass("logsumexp, mean", Measure::kNats, [](P p) { return p.logsumexp_mean; });
+    AddPass("cosine between tokens", Measure::kCosine, [](P p) { return p.token_cosine; });
+    AddPass("share of the most predicted token", Measure::kShare,
+            [](P p) { return p.predicted_share; });
+    for (size_t l = 0; l < window_.passes[0].layers.size(); ++l) {
+      const std::string of = fmt::format(" of layer {}", l);
+      AddPass("residual RMS" + of, Measure::kFactor,
+              [l](P p) { return p.layers[l].residual_rms; });
+      AddPass("largest attention logit" + of, Measure::kFactor,
+              [l](P p) { return p.layers[l].attention_logit; });
+      AddPass("attention entropy" + of, Measure::kNats,
+              [l](P p) { return p.layers[l].attention_entropy; });
+      AddPass("‖∂L/∂x‖" + of, Measure::kFactor,
+              [l](P p) { return p.layers[l].gradient_norm; });
+    }
+  }
+
   const std::vector<Quantity>& all() const { return quantities_; }
 
  private:
-  struct Sums {
-    double elements = 0, change2 = 0, parameter2 = 0, second = 0, below = 0, along = 0,
-           previous2 = 0, gradient2 = 0;
-  };
-
   void Add(Quantity quantity) { quantities_.push_back(std::move(quantity)); }
 
   template <class Get>
@@ -217,26 +240,22 @@ class QuantityList {
     Add(std::move(quantity));
   }
 
-  Sums SumsOf(const UpdateRecord& r, const TensorSet& in) const {
-    Sums s;
-    if (r.update < window_.kept.first || r.update > window_.kept.last) {
-      s.elements = s.change2 = s.parameter2 = kNaN;
-      return s;
-    }
+  void AddPass(const std::string& name, Measure measure,
+               const std::function<double(const PassDiagnostics&)>& get) {
+    Quantity quantity{name, "pass", measure, {}};
+    for (const PassDiagnostics& passes : window_.passes) quantity.values.push_back(get(passes));
+    Add(std::move(quantity));
+  }
+
+  // Nothing, and so nothing but NaN, where no states are kept.
+  TensorMotion SumOf(const UpdateRecord& r, const TensorSet& in) const {
+    TensorMotion sum;
+    if (r.update < window_.kept.first || r.update > window_.kept.last) return sum;
     const UpdateMotion& motion = window_.motions[r.update - window_.kept.first];
     for (size_t t = 0; t < tensors_.size(); ++t) {
-      if (!in(tensors_[t])) continue;
-      const TensorMotion& m = motion.tensors[t];
-      s.elements += static_cast<double>(tensors_[t].numel());
-      s.change2 += m.change * m.change;
-      s.parameter2 += m.parameter * m.parameter;
-      s.second += m.second;
-      s.below += m.below_eps;
-      s.along += m.along;
-      s.previous2 += m.previous * m.previous;
-      s.gradient2 += m.gradient * m.gradient;
+      if (in(tensors_[t])) sum += motion.tensors[t];
     }
-    return s;
+    return sum;
   }
 
   const WindowRun& window_;
@@ -249,11 +268,11 @@ std::vector<Quantity> QuantitiesOf(const WindowRun& window) {
   list.AddRecords();
   std::vector<std::string> kinds;
   for (const TensorSpec& spec : window.run->run->layout().tensors()) {
-    const std::string kind = KindOf(spec);
+    const std::string kind = TensorKind(spec);
     if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
   }
   for (const std::string& kind : kinds) {
-    list.AddTensors(kind, [&](const TensorSpec& spec) { return KindOf(spec) == kind; });
+    list.AddTensors(kind, [&](const TensorSpec& spec) { return TensorKind(spec) == kind; });
   }
   for (int64_t layer = 0; layer < window.run->run->recipe().model.layers; ++layer) {
     list.AddTensors(fmt::format("layer {}", layer),
@@ -261,8 +280,9 @@ std::vector<Quantity> QuantitiesOf(const WindowRun& window) {
   }
   list.AddMotions("all tensors", [](const TensorSpec&) { return true; });
   for (const std::string& kind : kinds) {
-    list.AddMotions(kind, [&](const TensorSpec& spec) { return KindOf(spec) == kind; });
+    list.AddMotions(kind, [&](const TensorSpec& spec) { return TensorKind(spec) == kind; });
   }
+  list.AddPasses();
   return list.all();
 }
 
@@ -300,7 +320,7 @@ Json TensorsJson(const Layout& layout) {
   for (const TensorSpec& spec : layout.tensors()) {
     names.push_back(spec.name);
     layers.push_back(spec.layer);
-    kinds.push_back(KindOf(spec));
+    kinds.push_back(TensorKind(spec));
     elements.push_back(spec.numel());
   }
   return {{"name", names}, {"layer", layers}, {"kind", kinds}, {"elements", elements}};
@@ -316,35 +336,63 @@ Json GradientRows(const WindowRun& window) {
   return rows;
 }
 
-Json MotionRows(const WindowRun& window, double TensorMotion::*member) {
+Json MotionRows(const WindowRun& window, double (*get)(const TensorMotion&)) {
   Json rows = Json::array();
   for (size_t t = 0; t < window.run->run->layout().tensors().size(); ++t) {
     Json row = Json::array();
     for (const UpdateMotion& motion : window.motions) {
-      row.push_back(Rounded(motion.tensors[t].*member));
+      row.push_back(Rounded(get(motion.tensors[t])));
     }
     rows.push_back(std::move(row));
   }
   return rows;
 }
 
+// A row a layer.
+Json PassesJson(const WindowRun& window) {
+  if (window.passes.empty()) return nullptr;
+  Json json = Json::object();
+  for (const auto& [name, member] :
+       std::initializer_list<std::pair<const char*, double LayerDiagnostics::*>>{
+           {"residual_rms", &LayerDiagnostics::residual_rms},
+           {"attention_ratio", &LayerDiagnostics::attention_ratio},
+           {"mlp_ratio", &LayerDiagnostics::mlp_ratio},
+           {"attention_logit", &LayerDiagnostics::attention_logit},
+           {"attention_peak", &LayerDiagnostics::attention_peak},
+           {"attention_entropy", &LayerDiagnostics::attention_entropy},
+           {"gradient_norm", &LayerDiagnostics::gradient_norm}}) {
+    Json rows = Json::array();
+    for (size_t l = 0; l < window.passes[0].layers.size(); ++l) {
+      Json row = Json::array();
+      for (const PassDiagnostics& p : window.passes) row.push_back(Rounded(p.layers[l].*member));
+      rows.push_back(std::move(row));
+    }
+    json[name] = std::move(rows);
+  }
+  return json;
+}
+
 Json HeatJson(const WindowRun& window) {
   Json json = {{"run", window.index}, {"first", window.first()}, {"lr", Json::array()}};
   for (const UpdateRecord* r : window.records) json["lr"].push_back(Number(r->lr));
   json["gradient"] = GradientRows(window);
+  json["passes"] = PassesJson(window);
   json["states"] = nullptr;
   if (window.motions.empty()) return json;
   Json states = {{"first", window.kept.first}, {"last", window.kept.last}};
-  for (const auto& [name, member] :
-       std::initializer_list<std::pair<const char*, double TensorMotion::*>>{
-           {"parameter", &TensorMotion::parameter},
-           {"change", &TensorMotion::change},
-           {"first_moment", &TensorMotion::first},
-           {"second", &TensorMotion::second},
-           {"previous", &TensorMotion::previous},
-           {"along", &TensorMotion::along},
-           {"below_eps", &TensorMotion::below_eps}}) {
-    states[name] = MotionRows(window, member);
+  using Motion = const TensorMotion&;
+  for (const auto& [name, get] :
+       std::initializer_list<std::pair<const char*, double (*)(Motion)>>{
+           {"parameter", [](Motion m) { return std::sqrt(m.parameter2); }},
+           {"change", [](Motion m) { return std::sqrt(m.change2); }},
+           {"second", [](Motion m) { return m.second; }},
+           {"previous", [](Motion m) { return std::sqrt(m.previous2); }},
+           {"along", [](Motion m) { return m.along; }},
+           {"before", [](Motion m) { return std::sqrt(m.before2); }},
+           {"turned", [](Motion m) { return m.turned; }},
+           {"below_eps", [](Motion m) { return m.below_eps; }},
+           {"gradient_below", [](Motion m) { return m.gradient_below; }}}) {
+    states[name] = MotionRows(window, get);
   }
   json["states"] = std::move(states);
   return json;

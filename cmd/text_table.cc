@@ -67,6 +67,11 @@ std::string Grouped(int64_t number) {
   return digits;
 }
 
+std::string PercentText(double share) {
+  const double percent = 100 * share;
+  return percent >= 9.95 ? fmt::format("{:.0f} %", percent) : fmt::format("{:.2g} %", percent);
+}
+
 std::string BaseName(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   const size_t slash = path.rfind('/');

@@ -39,6 +39,9 @@ int DisplayWidth(std::string_view text);
 // "12,345,678"
 std::string Grouped(int64_t number);
 
+// A share as "57 %", "1.3 %": two digits.
+std::string PercentText(double share);
+
 // The end of a path: what runs are called in legends.
 std::string BaseName(std::string path);
 

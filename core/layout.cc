@@ -103,6 +103,14 @@ Status CheckShards(const ModelRecipe& model, int64_t V) {
 
 }  // namespace
 
+std::string TensorKind(const TensorSpec& spec) {
+  std::string name = spec.name;
+  const std::string where = spec.layer >= 0 ? LayerTensorName(spec.layer, "") : "model.";
+  if (name.starts_with(where)) name = name.substr(where.size());
+  if (name.ends_with(".weight")) name.resize(name.size() - 7);
+  return name;
+}
+
 std::string LayerTensorName(int64_t layer, std::string_view suffix) {
   return "model.layers." + std::to_string(layer) + "." + std::string(suffix);
 }

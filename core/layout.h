@@ -71,6 +71,10 @@ class Layout {
 // The parameters of a model, in canonical order.
 std::vector<TensorSpec> ModelTensors(const ModelRecipe& model);
 
+// A tensor's name without what says where it stands: "self_attn.q_proj" of
+// "model.layers.3.self_attn.q_proj.weight", "embed_tokens" of "model.embed_tokens.weight".
+std::string TensorKind(const TensorSpec& spec);
+
 // The tensor's name within the model: "model.layers.3.self_attn.q_proj.weight" etc.
 std::string LayerTensorName(int64_t layer, std::string_view suffix);
 

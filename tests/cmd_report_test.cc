@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/recipe_toml.h"
 #include "formats/event_file.h"
@@ -227,6 +228,28 @@ TEST_F(Reports, HeatMapsAreTheNormsOfTheStates) {
   EXPECT_TRUE(ReportOf({run_, "--no-states"})["motion"]["heat"][0]["states"].is_null());
 }
 
+TEST_F(Reports, ByReplayThePassesAreThoseOfStats) {
+  const Json json = ReportOf({branch_, "--replay"});
+  const Json& heat = json["motion"]["heat"][0];
+  const Finished done = RunProgram({"stats", branch_, "--replay", "--by", "layer", "--json"});
+  ASSERT_EQ(0, done.code) << done.err;
+  std::istringstream in(done.out);
+  int compared = 0;
+  for (std::string line; std::getline(in, line);) {
+    const Json row = Json::parse(line);
+    const size_t layer = std::stoul(row["of"].get<std::string>().substr(6));
+    const int64_t i = row["update"].get<int64_t>() - heat["first"].get<int64_t>();
+    if (i < 0 || i >= std::ssize(heat["lr"])) continue;
+    for (const char* key : {"residual_rms", "mlp_ratio", "attention_entropy", "gradient_norm"}) {
+      const double value = row[key];
+      EXPECT_NEAR(value, heat["passes"][key][layer][i], 1e-4 * value) << key << " " << line;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 20);
+  EXPECT_TRUE(ReportOf({branch_})["motion"]["heat"][0]["passes"].is_null());
+}
+
 TEST_F(Reports, TheGradientsOfAHeatMapAreTheRecords) {
   const Json json = ReportOf({run_});
   const Json& heat = json["motion"]["heat"][0];
@@ -323,7 +346,7 @@ class Pages : public Reports {
   }
 };
 
-TEST_F(Pages, InChromiumARunAndItsBranchAreDrawn) { CheckInChromium({run_, branch_}, {}); }
+TEST_F(Pages, InChromiumARunAndItsBranchAreDrawn) { CheckInChromium({run_, branch_}, {"--replay"}); }
 
 TEST_F(Pages, InChromiumReplicasAndAnExperimentAreDrawn) {
   std::vector<std::string> runs = {run_, branch_};

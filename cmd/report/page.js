@@ -675,7 +675,16 @@
     {key: "weights", name: "parameter norm ‖w‖", says: "norm of the parameters before the update", states: true, log: true},
     {key: "rootv", name: "√v, root mean square gradient", says: "root of the mean of Adam’s second moment after the update", states: true, log: true},
     {key: "below", name: "elements with √v̂ < ε", says: "share of elements whose second moment is too small to scale the update: Adam’s ε does", states: true, linear: true},
-    {key: "cosine", name: "cosine of m and g", says: "whether the gradient points along the momentum that it meets (1) or against it (−1)", states: true, diverging: true}
+    {key: "tiny", name: "elements with |clipped g| < ε", says: "share of elements whose gradient, as Adam gets it, is smaller than Adam’s ε", states: true, linear: true},
+    {key: "cosine", name: "cosine of m and g", says: "whether the gradient points along the momentum that it meets (1) or against it (−1)", states: true, diverging: true},
+    {key: "turn", name: "cosine of g and the g before", says: "whether the gradient points as that of the update before (1) or back (−1)", states: true, diverging: true},
+    {key: "residual_rms", name: "residual RMS", says: "root mean square of the residual stream after the layer", passes: true, log: true},
+    {key: "attention_ratio", name: "attention branch over residual", says: "RMS of what attention adds over that of what it is added to", passes: true, log: true},
+    {key: "mlp_ratio", name: "MLP branch over residual", says: "RMS of what the MLP adds over that of what it is added to", passes: true, log: true},
+    {key: "attention_logit", name: "largest attention logit", says: "largest magnitude of a scaled product of a query and a key that it sees", passes: true, log: true},
+    {key: "attention_peak", name: "largest attention probability", says: "mean over queries and heads of a query’s largest probability", passes: true, linear: true},
+    {key: "attention_entropy", name: "attention entropy", says: "nats, mean over queries and heads", passes: true, linear: true},
+    {key: "gradient_norm", name: "‖∂L/∂x‖", says: "norm of the gradient of the loss with respect to the layer’s output", passes: true, log: true}
   ];
 
   class HeatMap {
@@ -690,7 +699,8 @@
           options.map(([value, text]) => el("option", {value}, text))));
       const kinds = [...new Set(data.motion.models.flatMap((m) => m.kind))];
       const any_states = this.maps.some((m) => m.states);
-      this.diagnostics = kDiagnostics.filter((d) => !d.states || any_states);
+      const any_passes = this.maps.some((m) => m.passes);
+      this.diagnostics = kDiagnostics.filter((d) => (!d.states || any_states) && (!d.passes || any_passes));
       const bar = el("div", {class: "bar onscreen"},
         this.maps.length > 1 ? select("run ", "heat-run", this.maps.map((m, i) => [i, runs[m.run].name]), (v) => { this.at = Number(v); }) : null,
         select("show ", "heat-diagnostic", this.diagnostics.map((d) => [d.key, d.name]), (v) => { this.diagnostic = this.diagnostics.find((d) => d.key === v); }),
@@ -719,16 +729,16 @@
       this.updates = d3.range(first, first + width);
       const rows = new Map();  // label -> tensors
       tensors.name.forEach((name, t) => {
-        if (this.kind && tensors.kind[t] !== this.kind) return;
         const layer = tensors.layer[t];
+        if (this.diagnostic.passes ? layer < 0 : this.kind && tensors.kind[t] !== this.kind) return;
         const label = layer >= 0 ? `layer ${layer}` : {embed_tokens: "embedding", norm: "final norm"}[tensors.kind[t]] || tensors.kind[t];
-        if (!rows.has(label)) rows.set(label, {label, tensors: [], order: layer >= 0 ? layer : tensors.kind[t].includes("embed") ? -1 : 1e9});
+        if (!rows.has(label)) rows.set(label, {label, layer, tensors: [], order: layer >= 0 ? layer : tensors.kind[t].includes("embed") ? -1 : 1e9});
         rows.get(label).tensors.push(t);
       });
       this.rows = [...rows.values()].sort((a, b) => a.order - b.order);
-      this.totals = this.updates.map((k, i) => d3.sum(tensors.name, (_, t) => map.gradient[t][k - map.first] ** 2));
       for (const row of this.rows) {
-        row.values = this.updates.map((k) => this.value(map, tensors, row.tensors, k));
+        row.values = this.updates.map((k, i) => this.diagnostic.passes ? this.ofPass(map, row.layer, i)
+            : this.value(map, tensors, row.tensors, k));
         const base = row.values.find(Number.isFinite);
         row.changes = row.values.map((v) => (this.diagnostic.log ? Math.log2(v / base) : v - base));
       }
@@ -738,6 +748,8 @@
       if (this.plot.isConnected) this.draw();
       if (this.table.open) this.fillTable();
     }
+
+    ofPass(map, layer, i) { return map.passes ? number(map.passes[this.diagnostic.key][layer][i]) : NaN; }
 
     value(map, tensors, members, k) {
       const g = (t) => number(map.gradient[t][k - map.first]), s = map.states, at = s ? k - s.first : 0;
@@ -753,6 +765,8 @@
         case "weights": return Math.sqrt(squares("parameter"));
         case "rootv": return Math.sqrt(sum((t) => number(s.second[t][at])) / elements);
         case "below": return known("below_eps") ? sum((t) => number(s.below_eps[t][at])) / elements : NaN;
+        case "tiny": return known("gradient_below") ? sum((t) => number(s.gradient_below[t][at])) / elements : NaN;
+        case "turn": return known("turned") ? sum((t) => number(s.turned[t][at])) / Math.sqrt(squares("before") * sum((t) => g(t) ** 2)) : NaN;
         case "cosine": return known("along") ? sum((t) => number(s.along[t][at])) / Math.sqrt(squares("previous") * sum((t) => g(t) ** 2)) : NaN;
       }
       return NaN;
@@ -846,13 +860,13 @@
       cell.classList.add("current");
       cell.parentNode.append(cell);
       const v = this.rows[r].values[c];
-      this.says.textContent = `${this.rows[r].label}${this.kind ? ", " + this.kind : ""}, update ${this.updates[c]}: ${this.diagnostic.name} ` +
+      this.says.textContent = `${this.rows[r].label}${this.kind && !this.diagnostic.passes ? ", " + this.kind : ""}, update ${this.updates[c]}: ${this.diagnostic.name} ` +
           `${Number.isNaN(v) ? "not kept" : short(v)}` + (this.diagnostic.log && Number.isFinite(this.rows[r].changes[c]) ? `, ×${short(2 ** this.rows[r].changes[c], 3)} of update ${this.updates[0]}` : "");
     }
 
     writeCaption() {
       const d = this.diagnostic, left = data.motion.heat_left_out;
-      this.caption.replaceChildren(el("b", {}, this.number), `${d.name[0].toUpperCase()}${d.name.slice(1)} of ${this.kind || "all tensors"} by layer and update, run ${runs[this.map.run].name}: ${d.says}. ` +
+      this.caption.replaceChildren(el("b", {}, this.number), `${d.name[0].toUpperCase()}${d.name.slice(1)}${d.passes ? "" : " of " + (this.kind || "all tensors")} by layer and update, run ${runs[this.map.run].name}: ${d.says}. ` +
         (this.change ? "Colours are the change since the first update shown. " : d.diverging ? "" : d.linear ? "" : "The colour scale is logarithmic. ") +
         (data.motion.spike ? "The dashed line is where the examined loss begins to rise. " : "") + "Grey: not kept. Five digits are kept of each number." +
         (left ? ` ${plural(left, "more run")} without heat maps.` : ""));

@@ -141,6 +141,13 @@ Status PendingFile::Publish() {
   return SyncFolderOf(path_);
 }
 
+Status PublishFile(const std::string& path, std::string_view bytes) {
+  RT_ASSIGN_OR_RETURN(PendingFile file, PendingFile::Create(path));
+  RT_RETURN_IF_ERROR(file.Write(bytes.data(), bytes.size()));
+  RT_RETURN_IF_ERROR(file.Sync());
+  return file.Publish();
+}
+
 Status RemoveFile(const std::string& path) {
   if (unlink(path.c_str()) != 0) {
     if (errno == ENOENT) return {};

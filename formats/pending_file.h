@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/status.h"
@@ -47,6 +48,9 @@ class PendingFile {
   uint64_t size_bytes_ = 0;
   std::vector<char> buffer_;
 };
+
+// All of a small file at once, replacing what was there. Errors: those of PendingFile.
+Status PublishFile(const std::string& path, std::string_view bytes);
 
 // Removes PATH durably; a file that is not there is no error.
 Status RemoveFile(const std::string& path);

@@ -3,24 +3,46 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
+#include <type_traits>
 
 #include "core/check.h"
 
 namespace retrace {
 namespace {
 
-int64_t OrderedNumber(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  const int64_t magnitude = bits & 0x7fffffffu;
-  return bits >> 31 ? -magnitude : magnitude;
+template <class T>
+using BitsOf = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+
+// Sign and magnitude as one number; of the unsigned type, so that differences do not overflow.
+template <class T>
+BitsOf<T> OrderedNumber(T x) {
+  using Bits = BitsOf<T>;
+  constexpr Bits kSign = Bits{1} << (8 * sizeof(T) - 1);
+  const Bits bits = std::bit_cast<Bits>(x);
+  return bits & kSign ? kSign - (bits & ~kSign) : kSign + bits;
+}
+
+template <class T>
+uint64_t Distance(T a, T b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b) ? 0 : kUlpNan;
+  const BitsOf<T> x = OrderedNumber(a), y = OrderedNumber(b);
+  return x > y ? x - y : y - x;
 }
 
 // Accounts for one pair that differs in bits; sums are the caller's.
-void AddDiffering(float a, float b, int64_t index, TensorDifference* d) {
-  const uint64_t ulp = UlpDistance(a, b);
+template <class T>
+void AddDiffering(T a, T b, int64_t index, TensorDifference* d) {
+  const uint64_t ulp = Distance(a, b);
   ++d->differing;
-  if (!d->first) d->first = {.index = index, .a = a, .b = b, .ulp = ulp};
+  if (!d->first) {
+    d->first = {.index = index,
+                .a = static_cast<float>(a),
+                .b = static_cast<float>(b),
+                .ulp = ulp,
+                .fp64 = sizeof(T) == 8,
+                .wide_a = a,
+                .wide_b = b};
+  }
   if (std::isnan(a) || std::isnan(b)) {
     if (std::isnan(a) && std::isnan(b))
       ++d->nan_bits;
@@ -40,9 +62,10 @@ void AddDiffering(float a, float b, int64_t index, TensorDifference* d) {
     d->max_rel = std::max(d->max_rel, distance / size);
 }
 
-void AddRun(const float* a, const float* b, int64_t count, int64_t index, TensorDifference* d) {
+template <class T>
+void AddRun(const T* a, const T* b, int64_t count, int64_t index, TensorDifference* d) {
   for (int64_t i = 0; i < count; ++i) {
-    if (std::bit_cast<uint32_t>(a[i]) != std::bit_cast<uint32_t>(b[i])) {
+    if (std::bit_cast<BitsOf<T>>(a[i]) != std::bit_cast<BitsOf<T>>(b[i])) {
       AddDiffering(a[i], b[i], index + i, d);
     }
     if (!std::isfinite(a[i]) || !std::isfinite(b[i])) {
@@ -60,10 +83,8 @@ void AddRun(const float* a, const float* b, int64_t count, int64_t index, Tensor
 
 }  // namespace
 
-uint64_t UlpDistance(float a, float b) {
-  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b) ? 0 : kUlpNan;
-  return static_cast<uint64_t>(std::llabs(OrderedNumber(a) - OrderedNumber(b)));
-}
+uint64_t UlpDistance(float a, float b) { return Distance(a, b); }
+uint64_t UlpDistance(double a, double b) { return Distance(a, b); }
 
 double TensorDifference::RelativeL2() const {
   if (sum_dd == 0) return 0;
@@ -87,6 +108,14 @@ TensorDifference DiffTensors(const TensorView& a, const TensorView& b) {
     AddRun(run_a.data(), run_b.data(), count, index, &difference);
     index += count;
   }
+  return difference;
+}
+
+TensorDifference DiffDoubles(std::span<const double> a, std::span<const double> b) {
+  RT_CHECK_EQ(a.size(), b.size());
+  TensorDifference difference;
+  difference.elements = std::ssize(a);
+  AddRun(a.data(), b.data(), std::ssize(a), 0, &difference);
   return difference;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "core/tensor_view.h"
 
@@ -20,11 +21,14 @@ inline constexpr uint64_t kUlpNan = UINT64_MAX;
 
 // 0 for two NaNs, whatever their bits.
 uint64_t UlpDistance(float a, float b);
+uint64_t UlpDistance(double a, double b);
 
 struct ElementDifference {
-  int64_t index = 0;  // row by row
-  float a = 0, b = 0;
-  uint64_t ulp = 0;
+  int64_t index = 0;   // row by row
+  float a = 0, b = 0;  // of FP64 tensors: rounded
+  uint64_t ulp = 0;    // of the tensors' type
+  bool fp64 = false;
+  double wide_a = 0, wide_b = 0;  // the values themselves
 
   int64_t row(int64_t cols) const { return index / cols; }
   int64_t col(int64_t cols) const { return index % cols; }
@@ -54,6 +58,9 @@ struct TensorDifference {
 
 // Both of the same rows and columns.
 TensorDifference DiffTensors(const TensorView& a, const TensorView& b);
+
+// The same of FP64 elements; ULPs are those of FP64.
+TensorDifference DiffDoubles(std::span<const double> a, std::span<const double> b);
 
 }  // namespace retrace
 

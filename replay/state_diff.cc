@@ -177,6 +177,22 @@ const ComparedTensor* TensorSetDifference::First() const {
   return nullptr;
 }
 
+namespace {
+
+// Where one of the two is FP64, both are compared as that.
+TensorDifference DiffWide(const NamedTensor& x, const NamedTensor& y) {
+  std::vector<double> wide;
+  const auto elements = [&](const NamedTensor& tensor) -> std::span<const double> {
+    if (!tensor.doubles.empty()) return tensor.doubles;
+    const std::vector<float> values = FirstValues(tensor.view, tensor.view.numel());
+    wide.assign(values.begin(), values.end());
+    return wide;
+  };
+  return DiffDoubles(elements(x), elements(y));
+}
+
+}  // namespace
+
 TensorSetDifference DiffTensorSets(const std::vector<NamedTensor>& a,
                                    const std::vector<NamedTensor>& b, ThreadPool& pool) {
   TensorSetDifference set;
@@ -209,8 +225,10 @@ TensorSetDifference DiffTensorSets(const std::vector<NamedTensor>& a,
     out = {x.name, x.component, x.shape, {}};
     if (x.known_equal && y.known_equal)
       out.difference.elements = x.view.numel();
-    else
+    else if (x.doubles.empty() && y.doubles.empty())
       out.difference = DiffTensors(x.view, y.view);
+    else
+      out.difference = DiffWide(x, y);
   });
   return set;
 }

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,6 +41,7 @@ struct NamedTensor {
   TensorView view;  // its last dimension are the columns
   // Known to have the same bits as its namesake; the view then has a shape and no elements.
   bool known_equal = false;
+  std::span<const double> doubles = {};  // of an FP64 tensor its elements; the view then has none
 };
 
 struct ComparedTensor {

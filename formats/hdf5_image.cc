@@ -87,8 +87,8 @@ struct Memory {
   size_t used = 0;  // handed out so far
 };
 
-// Hands out at least `size` bytes. Those that are new are zeros, since HDF5 leaves gaps: equal content
-// gives equal bytes.
+// Hands out at least `size` bytes. Those that are new are zeros, since HDF5 leaves gaps: equal
+// content gives equal bytes.
 void* Grow(Memory* memory, size_t size) {
   if (size > memory->capacity) {
     void* grown = std::realloc(memory->data, size);
@@ -124,11 +124,10 @@ Handle ImageAccess(size_t increment_bytes, Memory* memory) {
   Handle access(H5Pcreate(H5P_FILE_ACCESS));
   H5FD_file_image_callbacks_t callbacks = {ImageMalloc, ImageCopy, ImageRealloc, ImageFree,
                                            UdataCopy,   UdataFree, memory};
-  const bool good =
-      H5Pset_fapl_core(access, increment_bytes, false) >= 0 &&
-      H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110) >= 0 &&
-      H5Pset_fclose_degree(access, H5F_CLOSE_STRONG) >= 0 &&
-      H5Pset_file_image_callbacks(access, &callbacks) >= 0;
+  const bool good = H5Pset_fapl_core(access, increment_bytes, false) >= 0 &&
+                    H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110) >= 0 &&
+                    H5Pset_fclose_degree(access, H5F_CLOSE_STRONG) >= 0 &&
+                    H5Pset_file_image_callbacks(access, &callbacks) >= 0;
   return good ? std::move(access) : Handle();
 }
 
@@ -207,8 +206,8 @@ Status Hdf5Builder::AddText(const std::string& path, size_t text_size,
       H5Pset_filter(create, kZstdFilter, H5Z_FLAG_MANDATORY, 1, &level) < 0) {
     return Hdf5Error("describe " + path);
   }
-  const Handle dataset(H5Dcreate2(open_->file, path.c_str(), H5T_STD_U8LE, space, H5P_DEFAULT,
-                                  create, H5P_DEFAULT));
+  const Handle dataset(
+      H5Dcreate2(open_->file, path.c_str(), H5T_STD_U8LE, space, H5P_DEFAULT, create, H5P_DEFAULT));
   const bool good = dataset.ok() && H5Dwrite_chunk(dataset, H5P_DEFAULT, 0, &first,
                                                    compressed.size(), compressed.data()) >= 0;
   return good ? Status() : Hdf5Error("write " + path);
@@ -224,8 +223,8 @@ Status Hdf5Builder::AddFloats(const std::string& path, int64_t numel, int64_t ch
       H5Pset_filter(create, kZstdFilter, H5Z_FLAG_MANDATORY, 1, &level) < 0) {
     return Hdf5Error("describe " + path);
   }
-  open_->dataset = Handle(H5Dcreate2(open_->file, path.c_str(), H5T_IEEE_F32LE, space,
-                                     H5P_DEFAULT, create, H5P_DEFAULT));
+  open_->dataset = Handle(H5Dcreate2(open_->file, path.c_str(), H5T_IEEE_F32LE, space, H5P_DEFAULT,
+                                     create, H5P_DEFAULT));
   return open_->dataset.ok() ? Status() : Hdf5Error("add " + path);
 }
 
@@ -234,9 +233,9 @@ Result<uint64_t> Hdf5Builder::WriteChunk(int64_t first_element, std::string_view
   const hsize_t first = first_element;
   haddr_t place = HADDR_UNDEF;
   hsize_t size = 0;
-  const bool good = H5Dwrite_chunk(open_->dataset, H5P_DEFAULT, 0, &first, encoded.size(),
-                                   encoded.data()) >= 0 &&
-                    H5Dget_chunk_info_by_coord(open_->dataset, &first, nullptr, &place, &size) >= 0;
+  const bool good =
+      H5Dwrite_chunk(open_->dataset, H5P_DEFAULT, 0, &first, encoded.size(), encoded.data()) >= 0 &&
+      H5Dget_chunk_info_by_coord(open_->dataset, &first, nullptr, &place, &size) >= 0;
   if (!good || place == HADDR_UNDEF || size != encoded.size()) return Hdf5Error("write a chunk");
   return uint64_t{place};
 }
@@ -275,6 +274,32 @@ Status Hdf5Builder::AddVirtual(const std::string& path, int64_t rows, int64_t co
   return dataset.ok() ? Status() : Hdf5Error("map " + path);
 }
 
+Status Hdf5Builder::AddPlainFloats(const std::string& path, const std::vector<int64_t>& shape,
+                                   const std::vector<float>& values) {
+  const Hdf5Lock lock;
+  const std::vector<hsize_t> extent(shape.begin(), shape.end());
+  const Handle create = WithoutTimes(H5P_DATASET_CREATE);
+  const Handle space(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), nullptr));
+  const Handle dataset(H5Dcreate2(open_->file, path.c_str(), H5T_IEEE_F32LE, space, H5P_DEFAULT,
+                                  create, H5P_DEFAULT));
+  const bool good = dataset.ok() && H5Dwrite(dataset, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL,
+                                             H5P_DEFAULT, values.data()) >= 0;
+  return good ? Status() : Hdf5Error("write " + path);
+}
+
+Status Hdf5Builder::AddAttribute(const std::string& name, const std::string& text) {
+  const Hdf5Lock lock;
+  const Handle type(H5Tcopy(H5T_C_S1));
+  const Handle space(H5Screate(H5S_SCALAR));
+  if (H5Tset_size(type, text.size() + 1) < 0 || H5Tset_cset(type, H5T_CSET_UTF8) < 0) {
+    return Hdf5Error("describe " + name);
+  }
+  const Handle attribute(
+      H5Acreate2(open_->file, name.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT));
+  const bool good = attribute.ok() && H5Awrite(attribute, type, text.c_str()) >= 0;
+  return good ? Status() : Hdf5Error("write the attribute " + name);
+}
+
 Result<Bytes> Hdf5Builder::Finish() {
   const Hdf5Lock lock;
   open_->dataset = Handle();
@@ -304,7 +329,97 @@ bool ReadAll(hid_t dataset, std::string* text) {
   return H5Dread(dataset, H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, text->data()) >= 0;
 }
 
+constexpr int kDepthMax = 16;
+constexpr int64_t kElementsMax = int64_t{1} << 40;
+
+class TensorReader {
+ public:
+  TensorReader(std::string name, std::vector<Hdf5Tensor>* tensors)
+      : name_(std::move(name)), tensors_(*tensors) {}
+
+  Status ReadGroup(hid_t group, const std::string& path, int depth) {
+    if (depth > kDepthMax) return DamagedError(name_ + ": groups within groups without end");
+    H5G_info_t info;
+    if (H5Gget_info(group, &info) < 0) return Damaged(path);
+    for (hsize_t i = 0; i < info.nlinks; ++i) {
+      std::string link(1024, '\0');
+      const ssize_t size = H5Lget_name_by_idx(group, ".", H5_INDEX_NAME, H5_ITER_INC, i,
+                                              link.data(), link.size(), H5P_DEFAULT);
+      if (size <= 0 || size >= static_cast<ssize_t>(link.size())) return Damaged(path);
+      link.resize(size);
+      const Handle object(H5Oopen(group, link.c_str(), H5P_DEFAULT));
+      if (!object.ok()) return Damaged(path + link);
+      const H5I_type_t type = H5Iget_type(object);
+      if (type == H5I_GROUP) RT_RETURN_IF_ERROR(ReadGroup(object, path + link + "/", depth + 1));
+      if (type == H5I_DATASET) RT_RETURN_IF_ERROR(ReadDataset(object, path + link));
+    }
+    return {};
+  }
+
+ private:
+  Status Damaged(const std::string& path) const {
+    return DamagedError(name_ + ": HDF5 can not read '" + path + "'");
+  }
+
+  Status ReadDataset(hid_t dataset, const std::string& path) {
+    const Handle type(H5Dget_type(dataset)), space(H5Dget_space(dataset));
+    const Handle create(H5Dget_create_plist(dataset));
+    if (!type.ok() || !space.ok() || !create.ok()) return Damaged(path);
+    if (H5Tget_class(type) != H5T_FLOAT) return {};
+    if (H5Pget_layout(create) == H5D_VIRTUAL) {
+      return UnsupportedError(name_ + ": '" + path +
+                              "' is a view into other files; name the state of "
+                              "its run instead: RUN@k");
+    }
+    Hdf5Tensor tensor;
+    tensor.path = path;
+    tensor.fp64 = H5Tget_size(type) > sizeof(float);
+    const int rank = H5Sget_simple_extent_ndims(space);
+    std::vector<hsize_t> extent(std::max(rank, 0));
+    if (rank < 0 || H5Sget_simple_extent_dims(space, extent.data(), nullptr) < 0) {
+      return Damaged(path);
+    }
+    int64_t numel = 1;
+    for (hsize_t size : extent) {
+      if (size > static_cast<hsize_t>(kElementsMax) ||
+          __builtin_mul_overflow(numel, static_cast<int64_t>(size), &numel) ||
+          numel > kElementsMax) {
+        return Damaged(path);
+      }
+      tensor.shape.push_back(static_cast<int64_t>(size));
+    }
+    if (tensor.fp64)
+      tensor.doubles.resize(numel);
+    else
+      tensor.floats.resize(numel);
+    void* data = tensor.fp64 ? static_cast<void*>(tensor.doubles.data()) : tensor.floats.data();
+    if (H5Dread(dataset, tensor.fp64 ? H5T_NATIVE_DOUBLE : H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL,
+                H5P_DEFAULT, data) < 0) {
+      return Damaged(path);
+    }
+    tensors_.push_back(std::move(tensor));
+    return {};
+  }
+
+  const std::string name_;
+  std::vector<Hdf5Tensor>& tensors_;
+};
+
 }  // namespace
+
+Result<std::vector<Hdf5Tensor>> ReadHdf5Tensors(std::string_view image, const std::string& name) {
+  if (image.empty()) return DamagedError(name + ": an empty file");
+  const Hdf5Lock lock;
+  Memory memory{.data = const_cast<char*>(image.data()), .lent = true};
+  const Handle access = ImageAccess(size_t{1} << 16, &memory);
+  if (H5Pset_file_image(access, memory.data, image.size()) < 0) return Hdf5Error("lend " + name);
+  const Handle file(H5Fopen(ImageName().c_str(), H5F_ACC_RDONLY, access));
+  if (!file.ok()) return DamagedError(name + ": not an HDF5 file, or a damaged one");
+  std::vector<Hdf5Tensor> tensors;
+  const Handle root(H5Gopen2(file, "/", H5P_DEFAULT));
+  RT_RETURN_IF_ERROR(TensorReader(name, &tensors).ReadGroup(root, "", 0));
+  return tensors;
+}
 
 Result<std::string> ReadHdf5Text(std::string_view image, const std::string& path,
                                  const std::string& name) {

@@ -46,6 +46,11 @@ class Hdf5Builder {
   // 2-D (or 1-D of `cols`) float32 made of pieces; NaN where a piece's file is missing.
   Status AddVirtual(const std::string& path, int64_t rows, int64_t cols, bool vector,
                     const std::vector<VirtualPiece>& pieces);
+  // float32 as it is: neither chunked nor compressed, so that any HDF5 reader opens it.
+  Status AddPlainFloats(const std::string& path, const std::vector<int64_t>& shape,
+                        const std::vector<float>& values);
+  // A text attribute of the file.
+  Status AddAttribute(const std::string& name, const std::string& text);
   Result<Bytes> Finish();
 
  private:
@@ -58,6 +63,20 @@ class Hdf5Builder {
 // Errors: kDamaged where it is not there or not what AddText writes.
 Result<std::string> ReadHdf5Text(std::string_view image, const std::string& path,
                                  const std::string& name);
+
+// A dataset of floating-point numbers of any HDF5 file.
+struct Hdf5Tensor {
+  std::string path;  // "p/model.norm.weight"
+  std::vector<int64_t> shape;
+  bool fp64 = false;
+  std::vector<float> floats;    // where it is not
+  std::vector<double> doubles;  // where it is
+};
+
+// All of them, by path; other datasets are left out. For files of unknown origin: HDF5 has been seen
+// to crash on damaged ones, so a caller tries this in a process of its own first.
+// Errors: kDamaged; kUnsupported for a virtual dataset, whose elements lie in other files.
+Result<std::vector<Hdf5Tensor>> ReadHdf5Tensors(std::string_view image, const std::string& name);
 
 }  // namespace retrace
 

@@ -19,6 +19,8 @@ void AddReportCommand(CLI::App& app);
 void AddStatsCommand(CLI::App& app);
 void AddShowCommand(CLI::App& app);
 void AddDiffCommand(CLI::App& app);
+void AddExportCommand(CLI::App& app);
+void AddImportCommand(CLI::App& app);
 void AddVerifyCommand(CLI::App& app);
 void AddFsckCommand(CLI::App& app);
 void AddRepairCommand(CLI::App& app);

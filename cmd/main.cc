@@ -74,6 +74,8 @@ int main(int argc, char** argv) {
   retrace::AddReportCommand(app);
   retrace::AddShowCommand(app);
   retrace::AddDiffCommand(app);
+  retrace::AddExportCommand(app);
+  retrace::AddImportCommand(app);
   retrace::AddVerifyCommand(app);
   retrace::AddFsckCommand(app);
   retrace::AddRepairCommand(app);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -14,9 +15,9 @@
 #include "cmd/commands.h"
 #include "cmd/console.h"
 #include "cmd/opened_run.h"
+#include "cmd/tensor_file.h"
 #include "cmd/text_table.h"
 #include "core/recipe_toml.h"
-#include "formats/safetensors.h"
 #include "replay/record.h"
 #include "surgery/intervention.h"
 
@@ -31,6 +32,8 @@ constexpr char kExamples[] = R"(Examples:
   retrace diff 'runs/demo@12:*#m' 'runs/demo-clip@12:*#m' # Adam's first moments alone
   retrace diff runs/demo runs/demo-clip                   # two runs: where they part, and how
   retrace diff a.safetensors b.safetensors --quiet && echo same
+  retrace diff runs/demo@24 megatron.safetensors          # fused qkv and fc1 are taken apart
+  retrace diff runs/demo@24 demo-24.h5                    # what 'retrace export' wrote
 Bits decide. Distances are of the numbers; ULP is the number of floats between two. max rel is
 |a - b| / max(|a|, |b|), rel L2 is |a - b| / |a|.
 Two runs are compared at the positions that both have: states by their digests, records but for their
@@ -53,8 +56,9 @@ struct Side {
   std::string text;
   StateAddress address;
   std::unique_ptr<OpenedRun> run;  // nullptr: a file
-  std::optional<SafetensorsFile> file;
-  std::vector<std::vector<float>> storage;  // of tensors that are read
+  std::optional<TensorFile> file;
+  std::vector<std::vector<float>> storage;  // of gradients that are read
+  std::deque<std::vector<float>> scalars;   // of layers, beside a file
   std::optional<State> state;
 
   bool IsState() const { return run && address.position; }
@@ -62,14 +66,17 @@ struct Side {
 
 Result<Side> OpenSide(const std::string& text) {
   Side side;
-  side.text = text;
-  std::error_code error;
-  if (std::filesystem::is_regular_file(text, error)) {
-    RT_ASSIGN_OR_RETURN(side.file, SafetensorsFile::Open(text));
+  side.text = StateOfStepFile(text);
+  if (side.text == text && TensorFile::IsOne(text)) {
+    RT_ASSIGN_OR_RETURN(side.file, TensorFile::Open(text));
     return side;
   }
-  if (text.ends_with(".safetensors")) return UsageError(text + ": there is no such file");
-  RT_ASSIGN_OR_RETURN(side.address, ParseStateAddress(text));
+  for (const char* suffix : {".safetensors", ".h5", ".hdf5", ".json"}) {
+    if (text.ends_with(suffix) && side.text == text) {
+      return UsageError(text + ": there is no such file");
+    }
+  }
+  RT_ASSIGN_OR_RETURN(side.address, ParseStateAddress(side.text));
   RT_ASSIGN_OR_RETURN(side.run, OpenedRun::Open(side.address.run));
   if (side.address.position) RT_RETURN_IF_ERROR(side.run->CheckPosition(*side.address.position));
   return side;
@@ -89,6 +96,12 @@ std::string UlpText(uint64_t ulp) {
 
 std::string ElementText(const ComparedTensor& tensor) {
   const ElementDifference& e = *tensor.difference.first;
+  if (e.fp64) {
+    return fmt::format("{} {}: {} and {} (0x{:016x}, 0x{:016x}), {}", tensor.Label(),
+                       tensor.IndexText(e.index), e.wide_a, e.wide_b,
+                       std::bit_cast<uint64_t>(e.wide_a), std::bit_cast<uint64_t>(e.wide_b),
+                       UlpText(e.ulp));
+  }
   return fmt::format("{} {}: {} and {} (0x{:08x}, 0x{:08x}), {}", tensor.Label(),
                      tensor.IndexText(e.index), e.a, e.b, std::bit_cast<uint32_t>(e.a),
                      std::bit_cast<uint32_t>(e.b), UlpText(e.ulp));
@@ -113,13 +126,14 @@ Json JsonOf(const ComparedTensor& tensor) {
                {"signed_zeros", d.signed_zeros}};
   if (d.first) {
     const ElementDifference& e = *d.first;
-    json["first"] = {{"index", e.index},
-                     {"at", tensor.IndexText(e.index)},
-                     {"a", Number(e.a)},
-                     {"b", Number(e.b)},
-                     {"a_bits", std::bit_cast<uint32_t>(e.a)},
-                     {"b_bits", std::bit_cast<uint32_t>(e.b)},
-                     {"ulp", e.ulp == kUlpNan ? Json(nullptr) : Json(e.ulp)}};
+    json["first"] = {
+        {"index", e.index},
+        {"at", tensor.IndexText(e.index)},
+        {"a", Number(e.fp64 ? e.wide_a : e.a)},
+        {"b", Number(e.fp64 ? e.wide_b : e.b)},
+        {"a_bits", e.fp64 ? std::bit_cast<uint64_t>(e.wide_a) : std::bit_cast<uint32_t>(e.a)},
+        {"b_bits", e.fp64 ? std::bit_cast<uint64_t>(e.wide_b) : std::bit_cast<uint32_t>(e.b)},
+        {"ulp", e.ulp == kUlpNan ? Json(nullptr) : Json(e.ulp)}};
   }
   return json;
 }
@@ -369,38 +383,9 @@ Selection OnlyOf(const DiffFlags& flags, Selection selection) {
   return selection;
 }
 
-const char* TypeName(TensorType type) {
-  static constexpr const char* kNames[] = {"F64", "F32", "F16", "BF16", "I64",
-                                           "I32", "I16", "I8",  "U8",   "BOOL"};
-  return kNames[static_cast<int>(type)];
-}
-
-Result<std::vector<NamedTensor>> FileTensors(const DiffFlags& flags, Side* side) {
-  std::vector<std::string> names;
-  for (const auto& [name, stored] : side->file->tensors()) names.push_back(name);
-  RT_RETURN_IF_ERROR(CheckGlob(names, flags.only, side->text));
-  std::vector<NamedTensor> tensors;
-  for (const auto& [name, stored] : side->file->tensors()) {
-    if (!GlobMatches(flags.only, name)) continue;
-    if (stored.type != TensorType::kF32 && stored.type != TensorType::kBf16) {
-      return UnsupportedError(
-          fmt::format("{}: tensor '{}' is {}; diff compares F32 and BF16 "
-                      "(--only leaves others out)",
-                      side->text, name, TypeName(stored.type)));
-    }
-    RT_ASSIGN_OR_RETURN(std::vector<float> values, side->file->ReadFloat(name));
-    side->storage.push_back(std::move(values));
-    const int64_t cols = stored.shape.empty() ? 1 : stored.shape.back();
-    const int64_t rows = cols == 0 ? 0 : stored.numel() / cols;
-    tensors.push_back(
-        {name, "p", stored.shape, TensorView(rows, cols, side->storage.back().data()), false});
-  }
-  return tensors;
-}
-
 Result<std::vector<NamedTensor>> TensorsOf(const DiffFlags& flags, Side* side,
                                            const std::string& component) {
-  if (side->file) return FileTensors(flags, side);
+  if (side->file) return side->file->Read(flags.only);
   const Layout& layout = side->run->layout();
   const bool gradient = component == "g";
   RT_ASSIGN_OR_RETURN(Selection selection,
@@ -419,24 +404,51 @@ Result<std::vector<NamedTensor>> TensorsOf(const DiffFlags& flags, Side* side,
 void CountInBf16(const Side& a, const Side& b, TensorSetDifference* set) {
   if (!a.file || !b.file) return;
   for (ComparedTensor& tensor : set->tensors) {
-    const auto in_a = a.file->tensors().find(tensor.name),
-               in_b = b.file->tensors().find(tensor.name);
-    if (in_a == a.file->tensors().end() || in_b == b.file->tensors().end() ||
-        in_a->second.type != TensorType::kBf16 || in_b->second.type != TensorType::kBf16) {
-      continue;
-    }
+    if (!a.file->IsBf16(tensor.name) || !b.file->IsBf16(tensor.name)) continue;
     TensorDifference& d = tensor.difference;
     d.max_ulp >>= 16;
     if (d.first && d.first->ulp != kUlpNan) d.first->ulp >>= 16;
   }
 }
 
+// Makes a state and a file comparable: what a file does not hold of a state (its moments, as a
+// rule) is not asked for; a moment that the address names is what the file holds; a file's
+// layer_scalar, which is no parameter here, is compared with the recipe's; rows that Megatron keeps
+// for a v_proj that the model does not have are passed over.
+void FitToFile(Side* run, const Side& file, std::vector<NamedTensor>* state,
+               std::vector<NamedTensor>* stored) {
+  if (!run->address.component.empty() && file.file->components().size() == 1) {
+    for (NamedTensor& tensor : *stored) tensor.component = run->address.component;
+  } else {
+    std::erase_if(*state, [&](const NamedTensor& tensor) {
+      return !file.file->components().contains(tensor.component);
+    });
+  }
+  if (file.file->has_fused_qkv()) {
+    std::erase_if(*stored, [&](const NamedTensor& tensor) {
+      return tensor.name.ends_with("v_proj.weight") && run->run->layout().Find(tensor.name) < 0;
+    });
+  }
+  const std::vector<double>& scalars = run->run->recipe().model.layer_scalar;
+  for (const NamedTensor& tensor : *stored) {
+    for (size_t l = 0; l < scalars.size(); ++l) {
+      if (tensor.name != LayerTensorName(static_cast<int64_t>(l), "layer_scalar")) continue;
+      run->scalars.push_back({static_cast<float>(scalars[l])});
+      state->push_back({.name = tensor.name,
+                        .component = tensor.component,
+                        .shape = {1},
+                        .view = TensorView(1, 1, run->scalars.back().data()),
+                        .known_equal = false,
+                        .doubles = {}});
+    }
+  }
+}
+
 void DiffSets(const DiffFlags& flags, Side* a, Side* b) {
-  // A file holds parameters; what it is compared with is its like.
-  const std::string component_a = b->file && a->run ? "p" : a->address.component;
-  const std::string component_b = a->file && b->run ? "p" : b->address.component;
-  std::vector<NamedTensor> set_a = OrFail(TensorsOf(flags, a, component_a));
-  std::vector<NamedTensor> set_b = OrFail(TensorsOf(flags, b, component_b));
+  std::vector<NamedTensor> set_a = OrFail(TensorsOf(flags, a, a->address.component));
+  std::vector<NamedTensor> set_b = OrFail(TensorsOf(flags, b, b->address.component));
+  if (b->file && a->run) FitToFile(a, *b, &set_a, &set_b);
+  if (a->file && b->run) FitToFile(b, *a, &set_b, &set_a);
   // Two single tensors are compared whatever their names.
   if (set_a.size() == 1 && set_b.size() == 1) {
     set_b[0].name = set_a[0].name;
@@ -760,7 +772,8 @@ void RunDiff(const DiffFlags& flags) {
 void AddDiffCommand(CLI::App& app) {
   CLI::App* diff = app.add_subcommand("diff", "What differs between two states, runs or files");
   auto flags = std::make_shared<DiffFlags>();
-  constexpr char kWhat[] = "RUN@k[:GLOB][#p|#m|#v|#g], RUN, or a .safetensors file";
+  constexpr char kWhat[] =
+      "RUN@k[:GLOB][#p|#m|#v|#g], RUN, a safetensors file, index or folder, or an HDF5 file";
   diff->add_option("a", flags->a, kWhat)->required();
   diff->add_option("b", flags->b, kWhat)->required();
   diff->add_option("--only", flags->only, "Compare only tensors whose names match this glob");

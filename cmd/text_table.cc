@@ -1,5 +1,6 @@
 #include "cmd/text_table.h"
 
+#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 

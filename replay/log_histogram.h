@@ -7,6 +7,7 @@
 #define RETRACE_REPLAY_LOG_HISTOGRAM_H_
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -25,7 +26,7 @@ class LogHistogram {
 
   LogHistogram& operator+=(const LogHistogram& other) {
     if (counts_.empty()) counts_ = other.counts_;
-    else for (size_t i = 0; i < other.counts_.size(); ++i) counts_[i] += other.counts_[i];
+    else for (std::size_t i = 0; i < other.counts_.size(); ++i) counts_[i] += other.counts_[i];
     count_ += other.count_;
     return *this;
   }

@@ -6,7 +6,7 @@
   .global retrace_\name\()_begin
   .global retrace_\name\()_end
 retrace_\name\()_begin:
-  .incbin \path
+  .incbin "\path"
 retrace_\name\()_end:
   .byte 0
 .endm

@@ -501,6 +501,16 @@ struct FieldDifference {
   std::string name, a, b;
 };
 
+// Lists with a number a tensor: how many differ, for nobody reads hundreds of numbers.
+void DiffLists(const std::string& name, const Json& a, const Json& b,
+               std::vector<FieldDifference>* fields) {
+  if (a == b) return;
+  const size_t common = std::min(a.size(), b.size());
+  size_t count = std::max(a.size(), b.size()) - common;
+  for (size_t t = 0; t < common; ++t) count += a[t] != b[t];
+  fields->push_back({fmt::format("{}, {} of {}", name, count, a.size()), "...", "..."});
+}
+
 std::vector<FieldDifference> DiffRecords(const UpdateRecord& a, const UpdateRecord& b) {
   std::vector<FieldDifference> fields;
   const Json x = Json::parse(RecordJson(a)), y = Json::parse(RecordJson(b));
@@ -509,17 +519,15 @@ std::vector<FieldDifference> DiffRecords(const UpdateRecord& a, const UpdateReco
   };
   for (const auto& [name, value] : x.items()) {
     if (name == "timing" || text(x, name) == text(y, name)) continue;
-    if (name != "tensor_norms") {
+    if (name == "tensor_norms") {
+      DiffLists(name, value, y[name], &fields);
+    } else if (name != "norms") {
       fields.push_back({name, text(x, name), text(y, name)});
-      continue;
+    } else if (y.contains(name)) {  // which older recordings have not
+      for (const auto& [part, list] : value.items()) {
+        DiffLists("norms." + part, list, y[name][part], &fields);
+      }
     }
-    int64_t count = std::llabs(std::ssize(a.tensor_norms) - std::ssize(b.tensor_norms));
-    for (size_t t = 0; t < std::min(a.tensor_norms.size(), b.tensor_norms.size()); ++t) {
-      count +=
-          std::bit_cast<uint64_t>(a.tensor_norms[t]) != std::bit_cast<uint64_t>(b.tensor_norms[t]);
-    }
-    fields.push_back(
-        {fmt::format("tensor_norms, {} of {}", count, a.tensor_norms.size()), "...", "..."});
   }
   if (!x.contains("evaluation_loss") && y.contains("evaluation_loss")) {
     fields.push_back({"evaluation_loss", "-", text(y, "evaluation_loss")});

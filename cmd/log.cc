@@ -107,7 +107,7 @@ void WriteEvents(const LogFlags& flags, const std::vector<LoggedRun>& runs) {
     const std::string path = folder + "/" + kEventFileName;
     OrFail(WriteWholeFile(path, EventsOf(runs[i]).bytes()));
     if (!flags.output.quiet) {
-      fmt::print(stderr, "{}: {} updates of {}\n", path, runs[i].records.size(), flags.runs[i]);
+      SayError(fmt::format("{}: {} updates of {}", path, runs[i].records.size(), flags.runs[i]));
     }
   }
 }

@@ -71,6 +71,7 @@ int main(int argc, char** argv) {
   retrace::AddReplayCommand(app);
   retrace::AddExperimentCommand(app);
   retrace::AddLogCommand(app);
+  retrace::AddStatsCommand(app);
   retrace::AddReportCommand(app);
   retrace::AddShowCommand(app);
   retrace::AddDiffCommand(app);

@@ -47,7 +47,7 @@ Move LargestMove(const std::vector<Sample>& samples, const ExcursionWindow& wind
     const double size = sign * (samples[i].level - samples[least].level);
     const bool ends = samples[i].update >= window.end_first && samples[i].update <= window.end_last;
     if (ends && size > move.size) move = {least, i, size};
-    if (size < 0) least = i;
+    if (size <= 0) least = i;
   }
   return move;
 }

@@ -130,7 +130,7 @@ TEST(Recipe, EachKeyIsSetAloneAndChangesTheCanonicalTextThere) {
     for (const std::string& choice : key.choices) tries.push_back(choice);
     for (const char* value : {"true", "false", "2", "16", "0.5", "1e-5", "7", "50", "\"other\"",
                               "\"9,1,0\"", "[0, 4]", "[0.5, 0.25]", "[\"full\", \"sliding\"]",
-                              "\"*.mlp.*\"",
+                              "\"*.mlp.*\"", "\"0123456789abcdef0123456789abcdef\"",
                               "[\"*.mlp.*,norm=left-out,moments=move\"]"}) {
       tries.push_back(value);
     }

@@ -108,6 +108,7 @@ Result<Clips> Job::NextGradient() {
   // An edit before this one may have changed what others hold replicas of.
   RT_RETURN_IF_ERROR(ShareReplicas(context(), map_, &state_));
   RT_ASSIGN_OR_RETURN(const UpdateDirective directive, NextDirective(editing_));
+  updater_->pass().set_probe(nullptr);  // it sees updates alone
   return updater_->Gradient(state_, directive);
 }
 

@@ -27,7 +27,8 @@ class Stats : public testing::Test {
     run_ = *folder_ / "run";
     const Finished done = RunProgram(
         {"train", std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", "-o", run_, "--set",
-         "data.path=" + TestData("dataset/tiny"), "--set", "steps=5", "--threads", "1", "--quiet"});
+         "data.path=" + TestData("dataset/tiny"), "--set", "steps=5", "--set",
+         "store.keyframe_every=16", "--threads", "1", "--quiet"});
     ASSERT_EQ(0, done.code) << done.err;
   }
   static void TearDownTestSuite() { delete folder_; }

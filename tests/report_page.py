@@ -38,12 +38,14 @@ class Browser:
         self.process = subprocess.Popen(
             [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
              "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-port=0",
+             "--disable-backgrounding-occluded-windows", "--disable-renderer-backgrounding",
              "--user-data-dir=" + self.folder, "about:blank"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.complaints, self.requests, self.next_id, self.loaded = [], [], 0, False
         self.socket = websocket.create_connection(self.page_url(), suppress_origin=True, timeout=600)
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(domain + ".enable")
+        self.call("Page.bringToFront")  # keys to a page in the background wait for ever
 
     def page_url(self):
         path = os.path.join(self.folder, "DevToolsActivePort")

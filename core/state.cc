@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstdio>
 
+#include "core/huge_pages.h"
+
 namespace retrace {
 namespace {
 
@@ -44,7 +46,8 @@ State MakeState(const Layout& layout, int first_shard, int shard_count) {
   state.counters.adam_t.assign(layout.tensors().size(), 0);
   state.shards.resize(shard_count);
   for (int i = 0; i < shard_count; ++i) {
-    for (auto& slab : state.shards[i].slabs) slab.assign(layout.slab_numel(first_shard + i), 0.0f);
+    for (auto& slab : state.shards[i].slabs)
+      ResizeInHugePages(&slab, layout.slab_numel(first_shard + i));
   }
   return state;
 }
@@ -54,8 +57,8 @@ ShardDigests DigestShard(const Layout& layout, int shard, const ShardState& stat
   ShardDigests digests(pieces.size());
   for (size_t i = 0; i < pieces.size(); ++i) {
     for (int c = 0; c < kNumComponents; ++c) {
-      digests[i][c] = TensorDigest(state.slabs[c].data() + pieces[i].offset,
-                                   pieces[i].numel() * sizeof(float));
+      digests[i][c] =
+          TensorDigest(state.slabs[c].data() + pieces[i].offset, pieces[i].numel() * sizeof(float));
     }
   }
   return digests;

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/huge_pages.h"
 #include "formats/parallel_work.h"
 
 namespace retrace {
@@ -175,6 +176,7 @@ Status FileOps::ReadInto(const std::string& path, int threads, Bytes* bytes) con
     if (bytes->data == nullptr) {
       return FailedError(path + ": no memory for its " + std::to_string(size) + " bytes");
     }
+    PreferHugePages(bytes->data.get(), size + 1);
     bytes->capacity = size + 1;
   }
   constexpr size_t kPart = size_t{4} << 20;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/huge_pages.h"
 #include "formats/run_dir.h"
 #include "formats/step_file.h"
 
@@ -202,7 +203,7 @@ Status RunReader::ReadJournal(const Layout& layout, int64_t position, int first_
     const int i = id.shard - first_shard;
     if (i < 0 || i >= shard_count || id.kind != SlabKind::kG) return nullptr;
     ++found;
-    journal->gradients[i].resize(layout.slab_numel(id.shard));
+    ResizeInHugePages(&journal->gradients[i], layout.slab_numel(id.shard));
     return journal->gradients[i].data();
   }, &journal->scratch));
   if (found == shard_count) return {};

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -16,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::vector<std::string> TrainWords(const std::string& run) {
-  return {"train",     std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml",
+  return {"train",     SourceDir() + "/examples/tiny.toml",
           "-o",        run,
           "--set",     "data.path=" + TestData("dataset/tiny"),
           "--threads", "1",

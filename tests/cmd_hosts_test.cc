@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "replay/torch_plugin.h"
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -58,7 +59,7 @@ class Hosts : public testing::Test {
             "MASTER_PORT=29511",
             ProgramPath(),
             "train",
-            std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml",
+            SourceDir() + "/examples/tiny.toml",
             "-o",
             run,
             "--set",
@@ -79,7 +80,7 @@ TEST_F(Hosts, TrainTheRunOfOneHost) {
   ASSERT_EQ(0, ended.code) << ended.err;
   EXPECT_EQ(0, other.code) << other.err;
   const Finished alone = RunProgram(
-      {"train", std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", "-o", folder_ / "one",
+      {"train", SourceDir() + "/examples/tiny.toml", "-o", folder_ / "one",
        "--set", "data.path=" + TestData("dataset/tiny"), "--until", "4"});
   ASSERT_EQ(0, alone.code) << alone.err;
   const Finished compared = RunProgram({"diff", folder_ / "one", folder_ / "two"});

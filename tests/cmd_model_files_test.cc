@@ -12,6 +12,7 @@
 #include "formats/safetensors.h"
 #include "replay/batch_source.h"
 #include "replay/record.h"
+#include "tests/places.h"
 #include "tests/recorded_run.h"
 
 namespace retrace {
@@ -88,7 +89,7 @@ TEST_F(ModelFiles, ImportNamesWhatDoesNotFit) {
 
 TEST_F(ModelFiles, ExportAsHdf5IsReadByAnyReader) {
   std::string why;
-  if (!HasPackages(RETRACE_TEST_PYTHON, "h5py numpy", &why)) GTEST_SKIP() << why;
+  if (!HasPackages(TestPython(), "h5py numpy", &why)) GTEST_SKIP() << why;
   Export(run_ + "@3", Path("three.h5"), {"--with", "p,v"});
   Export(run_ + "@3", Path("three"), {"--with", "p,v"});
   const std::string script = R"(
@@ -112,7 +113,7 @@ for group, stem in (("p", "model"), ("v", "v")):
         count += 1
 print(count))";
   const Finished done =
-      RunPython(RETRACE_TEST_PYTHON, {"-c", script, Path("three.h5"), Path("three")});
+      RunPython(TestPython(), {"-c", script, Path("three.h5"), Path("three")});
   ASSERT_EQ(0, done.code) << done.err;
   EXPECT_GT(std::stoi(done.out), 80);
 }
@@ -296,7 +297,7 @@ class Transformers : public ModelFiles {
  protected:
   void SetUp() override {
     std::string why;
-    if (!HasPackages(RETRACE_PEER_PYTHON, "torch safetensors transformers", &why)) {
+    if (!HasPackages(PeerPython(), "torch safetensors transformers", &why)) {
       GTEST_SKIP() << why;
     }
     if (!std::filesystem::exists(Path("hf"))) {
@@ -338,7 +339,7 @@ with torch.no_grad():
 model.save_pretrained(sys.argv[3], max_shard_size="20KB")
 print(losses.double().mean().item()))";
   const Finished done = RunPython(
-      RETRACE_PEER_PYTHON, {"-c", script, Path("hf"), Path("batch.safetensors"), Path("saved")});
+      PeerPython(), {"-c", script, Path("hf"), Path("batch.safetensors"), Path("saved")});
   ASSERT_EQ(0, done.code) << done.err;
   // Both are means of FP32 losses near 6, each of a few dozen roundings of 2^-24 that mostly
   // cancel.

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -18,7 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 const std::string kProgram = ProgramPath();
-const std::string kSource = RETRACE_SOURCE_DIR;
+const std::string kSource = SourceDir();
 
 // Runs a shell command.
 Finished Shell(const std::string& command) {

@@ -8,6 +8,7 @@
 #include "core/recipe_toml.h"
 #include "formats/run_dir.h"
 #include "replay/record.h"
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -20,7 +21,7 @@ constexpr int kUpdates = 6;
 
 std::vector<std::string> TrainWords(const std::string& run, std::vector<std::string> more = {}) {
   std::vector<std::string> words = {
-      "train",     std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml",
+      "train",     SourceDir() + "/examples/tiny.toml",
       "-o",        run,
       "--set",     "data.path=" + TestData("dataset/tiny"),
       "--set",     "steps=" + std::to_string(kUpdates),

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/digest.h"
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -23,7 +24,7 @@ class IndependentReader : public testing::Test {
   static void SetUpTestSuite() {
     folder_ = new TempFolder;
     const Finished made = RunProgram(
-        {"train", std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", "-o", Original(),
+        {"train", SourceDir() + "/examples/tiny.toml", "-o", Original(),
          "--set", "data.path=" + TestData("dataset/tiny"), "--threads", "1", "--quiet"});
     ASSERT_EQ(0, made.code) << made.err;
   }
@@ -32,7 +33,7 @@ class IndependentReader : public testing::Test {
   void SetUp() override {
     const Finished found = Python({"-c", "import h5py, hdf5plugin, numpy, xxhash"});
     if (found.code != 0) {
-      GTEST_SKIP() << RETRACE_TEST_PYTHON
+      GTEST_SKIP() << TestPython()
                    << " with scripts/test_requirements.txt is not there: run "
                    << "scripts/setup.sh --for-tests. " << found.err;
     }
@@ -42,11 +43,11 @@ class IndependentReader : public testing::Test {
 
   static Finished Python(std::vector<std::string> words) {
     const TempFolder folder;
-    words.insert(words.begin(), RETRACE_TEST_PYTHON);
+    words.insert(words.begin(), TestPython());
     return Process(words, folder / "log").Wait();
   }
   static Finished Read(const std::string& run, std::vector<std::string> more = {}) {
-    more.insert(more.begin(), {std::string(RETRACE_SOURCE_DIR) + "/tests/read_run.py", run});
+    more.insert(more.begin(), {SourceDir() + "/tests/read_run.py", run});
     return Python(more);
   }
 

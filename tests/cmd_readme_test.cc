@@ -4,6 +4,7 @@
 
 #include <sstream>
 
+#include "tests/places.h"
 #include "tests/process.h"
 
 namespace retrace {
@@ -27,14 +28,14 @@ bool HasPlaceholder(const std::string& command) {
 
 Finished Shell(const std::string& folder, const std::string& command) {
   const TempFolder logs;
-  const std::string path = std::string(RETRACE_BINARY_DIR);
+  const std::string path = BinaryDir();
   return Process({"/bin/sh", "-c", "cd '" + folder + "' && PATH='" + path + "':$PATH && " + command},
                  logs / "log")
       .Wait();
 }
 
 TEST(Readme, ItsCommandsRunInOrder) {
-  const std::string source = RETRACE_SOURCE_DIR;
+  const std::string source = SourceDir();
   const std::vector<std::string> commands = CommandsOf(ReadFileText(source + "/README.md"));
   ASSERT_GE(commands.size(), 10u);
   const TempFolder folder;

@@ -12,6 +12,7 @@
 #include "formats/event_file.h"
 #include "formats/run_dir.h"
 #include "replay/record.h"
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -31,17 +32,17 @@ bool Contains(const std::string& text, const std::string& part) {
 
 Finished RunPython(std::vector<std::string> words) {
   const TempFolder folder;
-  words.insert(words.begin(), RETRACE_TEST_PYTHON);
+  words.insert(words.begin(), TestPython());
   return Process(words, folder / "log").Wait();
 }
 
 bool PythonHas(const std::string& modules) {
-  return std::filesystem::exists(RETRACE_TEST_PYTHON) &&
+  return std::filesystem::exists(TestPython()) &&
          RunPython({"-c", "import " + modules}).code == 0;
 }
 
 std::string Script(const std::string& name) {
-  return std::string(RETRACE_SOURCE_DIR) + "/tests/" + name;
+  return SourceDir() + "/tests/" + name;
 }
 
 // run: the recording; branch: of run@2, without clipping; noise-1..3: replicas of run@2; broken:
@@ -68,7 +69,7 @@ class Reports : public testing::Test {
 
   static void Train(const std::string& run) {
     const Finished done =
-        RunProgram({"train", std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", "-o", run,
+        RunProgram({"train", SourceDir() + "/examples/tiny.toml", "-o", run,
                     "--set", "data.path=" + TestData("dataset/tiny"), "--set",
                     "steps=" + std::to_string(kUpdates), "--threads", "1", "--quiet"});
     ASSERT_EQ(0, done.code) << done.err;

@@ -11,6 +11,7 @@
 #include "formats/run_dir.h"
 #include "replay/record.h"
 #include "replay/timeline.h"
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/tensor_elements.h"
 #include "tests/test_data.h"
@@ -26,7 +27,7 @@ class Stats : public testing::Test {
     folder_ = new TempFolder;
     run_ = *folder_ / "run";
     const Finished done = RunProgram(
-        {"train", std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", "-o", run_, "--set",
+        {"train", SourceDir() + "/examples/tiny.toml", "-o", run_, "--set",
          "data.path=" + TestData("dataset/tiny"), "--set", "steps=5", "--set",
          "store.keyframe_every=16", "--threads", "1", "--quiet"});
     ASSERT_EQ(0, done.code) << done.err;

@@ -8,6 +8,7 @@
 
 #include "formats/run_dir.h"
 #include "formats/step_file.h"
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -21,7 +22,7 @@ constexpr int64_t kLast = 16;
 
 std::vector<std::string> TrainWords(const std::string& run, const std::vector<std::string>& sets) {
   std::vector<std::string> words = {"train",
-                                    std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml",
+                                    SourceDir() + "/examples/tiny.toml",
                                     "-o",
                                     run,
                                     "--quiet",

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -25,7 +26,7 @@ Finished RunWith(const std::string& words, const std::string& redirections) {
 }
 
 std::string Train(const std::string& run) {
-  return "train " + Quoted(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml") + " -o " +
+  return "train " + Quoted(SourceDir() + "/examples/tiny.toml") + " -o " +
          Quoted(run) + " --set " + Quoted("data.path=" + TestData("dataset/tiny")) +
          " --until 2 --threads 1";
 }
@@ -98,7 +99,7 @@ TEST(Streams, AReportThatIsLostIsAnError) {
   const TempFolder folder;
   ASSERT_EQ(0, RunWith(Train(folder / "run"), "--quiet").code);
   const std::string run = Quoted(folder / "run");
-  const std::string recipe = Quoted(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml");
+  const std::string recipe = Quoted(SourceDir() + "/examples/tiny.toml");
   for (const std::string& words :
        {"show " + run, "log " + run, "log " + run + " --json", "diff " + run + " " + run,
         "verify " + run + " -q", "replay " + run + " --steps 1..1 -q", "recipe print " + recipe,

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -16,7 +17,7 @@ namespace {
 constexpr int kUpdates = 40;
 
 std::vector<std::string> TrainWords(const std::string& run, int updates = kUpdates) {
-  return {"train", std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", "-o", run, "--set",
+  return {"train", SourceDir() + "/examples/tiny.toml", "-o", run, "--set",
           "data.path=" + TestData("dataset/tiny"), "--set", "steps=" + std::to_string(updates),
           "--set", "store.window=[0, " + std::to_string(updates) + "]", "--threads", "1",
           "--quiet"};
@@ -237,7 +238,7 @@ TEST_F(Train, ANonFiniteValueHaltsBeforeTheUpdateAndLeavesAStateThatReplayOpens)
 
 TEST_F(Train, BadWordsGetAMessageAndExitCodeTwo) {
   const std::string run = *folder_ / "whole", none = *folder_ / "none";
-  const std::string tiny = std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml";
+  const std::string tiny = SourceDir() + "/examples/tiny.toml";
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"train"}, "expected a recipe"},
       {{"train", tiny}, "-o DIR"},

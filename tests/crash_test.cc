@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "tests/file_faults.h"
+#include "tests/places.h"
 #include "tests/small_run.h"
 
 namespace retrace {
@@ -157,7 +158,7 @@ TEST(ClockJumps, DoNotMatter) {
                                            "std::time(", "st_mtim", "last_write_time"};
   for (const char* folder : {"core", "formats", "replay", "surgery"}) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(
-             std::string(RETRACE_SOURCE_DIR) + "/" + folder)) {
+             SourceDir() + "/" + folder)) {
       if (!entry.is_regular_file()) continue;
       const std::string text = ReadFileText(entry.path());
       for (const std::string& clock : clocks) {

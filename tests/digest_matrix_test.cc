@@ -8,6 +8,7 @@
 #include "core/recipe_toml.h"
 #include "replay/job.h"
 #include "replay/local_ranks.h"
+#include "tests/places.h"
 #include "tests/test_data.h"
 
 namespace retrace {
@@ -27,7 +28,7 @@ std::string Describe(const Carrier& c) {
 
 Recipe Tiny(std::vector<std::string> overrides) {
   overrides.push_back("data.path=" + TestData("dataset/tiny"));
-  return LoadRecipe(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", overrides).value();
+  return LoadRecipe(SourceDir() + "/examples/tiny.toml", overrides).value();
 }
 
 Recipe Tiny(const std::string& precision, AttentionKind attention) {

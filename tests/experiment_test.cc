@@ -20,6 +20,7 @@
 #include "replay/train.h"
 #include "surgery/ensemble.h"
 #include "surgery/statistics.h"
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -46,7 +47,7 @@ std::vector<std::string> SmallOverrides(const std::string& peak) {
           "schedule.peak=" + peak};
 }
 
-std::string TinyPath() { return std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml"; }
+std::string TinyPath() { return SourceDir() + "/examples/tiny.toml"; }
 
 // Calm: the loss falls, by and large. Rough: the learning rate is so large that it jumps about.
 Recipe Calm() { return LoadRecipe(TinyPath(), SmallOverrides("0.1")).value(); }
@@ -555,7 +556,7 @@ TEST(ExperimentFile, SeedsThatCouldNotDecideAnythingAreRefused) {
 }
 
 TEST(ExperimentFile, TheShippedOnesAreRead) {
-  const std::string examples = std::string(RETRACE_SOURCE_DIR) + "/examples/";
+  const std::string examples = SourceDir() + "/examples/";
   for (const char* name : {"five_hypotheses.toml", "seed_report.toml"}) {
     const Result<ExperimentPlan> plan = LoadExperiment(examples + name);
     ASSERT_TRUE(plan.ok()) << plan.status().message();

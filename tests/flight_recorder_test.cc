@@ -11,6 +11,7 @@
 #include "replay/solo_comm.h"
 #include "replay/train.h"
 #include "replay/verify.h"
+#include "tests/places.h"
 #include "tests/small_run.h"
 #include "tests/test_data.h"
 
@@ -24,7 +25,7 @@ Recipe RecipeWith(std::vector<std::string> more) {
                                         "steps=" + std::to_string(kLast), "store.window=[]",
                                         "store.keyframe_every=3"};
   overrides.insert(overrides.end(), more.begin(), more.end());
-  return LoadRecipe(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", overrides).value();
+  return LoadRecipe(SourceDir() + "/examples/tiny.toml", overrides).value();
 }
 
 Status Record(const Recipe& recipe, TrainOptions options) {

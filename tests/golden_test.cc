@@ -19,6 +19,7 @@
 #include "core/version.h"
 #include "replay/job.h"
 #include "replay/solo_comm.h"
+#include "tests/places.h"
 #include "tests/test_data.h"
 
 namespace retrace {
@@ -44,7 +45,7 @@ std::string Hexadecimal(double x) {
 // examples/tiny.toml with overrides; the dataset's name in it is relative, as in the file.
 Recipe GoldenRecipe(std::vector<std::string> overrides) {
   overrides.push_back("data.path=tests/data/dataset/tiny");
-  return LoadRecipe(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", overrides).value();
+  return LoadRecipe(SourceDir() + "/examples/tiny.toml", overrides).value();
 }
 
 Chain ChainOf(const Recipe& recipe, Probe* probe = nullptr) {

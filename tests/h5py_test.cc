@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "tests/places.h"
 #include "tests/small_run.h"
 
 namespace retrace {
@@ -17,8 +18,8 @@ int Shell(const std::string& command) {
 
 // The Python with h5py; empty: none, and *why.
 std::string Python(std::string* why) {
-  const std::string venv = RETRACE_BINARY_DIR "/h5py-venv", python = venv + "/bin/python";
-  const std::string log = RETRACE_BINARY_DIR "/h5py-venv.log";
+  const std::string venv = BinaryDir() + "/h5py-venv", python = venv + "/bin/python";
+  const std::string log = BinaryDir() + "/h5py-venv.log";
   if (Shell(python + " -c 'import h5py, hdf5plugin' >/dev/null 2>&1") == 0) return python;
   if (Shell("python3 -m venv " + venv + " >" + log + " 2>&1") != 0) {
     *why = "no python3 with venv: " + ReadFileText(log);
@@ -72,7 +73,7 @@ TEST(H5py, ShowsWholeTensorsUnderTheirNames) {
   ASSERT_TRUE(GoOn(temp / "run", 2).ok());
   WriteExpected(SmallLayout(), 2, temp / "expected");
   const std::string log = temp / "log";
-  EXPECT_EQ(0, Shell(python + " " RETRACE_SOURCE_DIR "/tests/read_master.py " + (temp / "run/steps/") +
+  EXPECT_EQ(0, Shell(python + " " + SourceDir() + "/tests/read_master.py " + (temp / "run/steps/") +
                    MasterFileName(2, 1) + " " + (temp / "expected") + " >" + log + " 2>&1"))
       << ReadFileText(log);
 }

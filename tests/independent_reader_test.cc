@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "replay/update.h"
+#include "tests/places.h"
 #include "tests/small_run.h"
 
 namespace retrace {
@@ -100,7 +101,7 @@ void WriteRun(const std::string& dir, int64_t last) {
 }
 
 TEST(IndependentReaderOfTheFormat, WalksPartialKeyframesAndEveryKindOfOptimizerRow) {
-  const std::string python = RETRACE_TEST_PYTHON;
+  const std::string python = TestPython();
   if (std::system((python + " -c 'import h5py, hdf5plugin, numpy, xxhash' 2>/dev/null").c_str())) {
     GTEST_SKIP() << python << " with scripts/test_requirements.txt is not there: run "
                  << "scripts/setup.sh --for-tests";
@@ -109,7 +110,7 @@ TEST(IndependentReaderOfTheFormat, WalksPartialKeyframesAndEveryKindOfOptimizerR
   WriteRun(temp / "run", 6);
   if (HasFatalFailure()) return;
   const std::string log = temp / "log";
-  const int status = std::system((python + " " RETRACE_SOURCE_DIR "/tests/read_run.py " +
+  const int status = std::system((python + " " + SourceDir() + "/tests/read_run.py " +
                                   (temp / "run") + " >" + log + " 2>&1")
                                      .c_str());
   EXPECT_EQ(0, status) << ReadFileText(log);

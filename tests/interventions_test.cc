@@ -16,6 +16,7 @@
 #include "replay/train.h"
 #include "surgery/branch.h"
 #include "surgery/dry_run.h"
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -28,7 +29,7 @@ constexpr int64_t kEdited = 3;   // the update that interventions of the branche
 // tiny.toml with fewer sequences: the branches of all pairs are trained.
 Recipe Parent(int64_t seed = 1234) {
   return LoadRecipe(
-             std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml",
+             SourceDir() + "/examples/tiny.toml",
              {"data.path=" + TestData("dataset/tiny"), "model.layers=2", "model.layer_scalar=1.0",
               "data.sequence_length=6", "data.micro_batch_size=1", "data.micro_batches=2",
               "data.evaluation_samples=1", "topology.lanes=1", "topology.virtual_shards=2",
@@ -165,7 +166,7 @@ TEST_F(Interventions, EveryExampleIsCanonicalAfterOneRoundTrip) {
 
 // RETRACE_UPDATE_DOCS=1 build/interventions_test writes the page anew.
 TEST_F(Interventions, TheDocumentIsWhatTheRegistrySays) {
-  const std::string path = std::string(RETRACE_SOURCE_DIR) + "/docs/interventions.md";
+  const std::string path = SourceDir() + "/docs/interventions.md";
   if (std::getenv("RETRACE_UPDATE_DOCS") != nullptr) {
     std::ofstream(path, std::ios::binary) << InterventionReference();
   }

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/places.h"
+
 namespace retrace {
 namespace {
 
@@ -71,12 +73,12 @@ std::string Violation(const std::string& path, const std::string& line) {
 
 std::vector<std::string> SourceFiles(const std::string& folder) {
   std::vector<std::string> files;
-  const fs::path root = fs::path(RETRACE_SOURCE_DIR) / folder;
+  const fs::path root = fs::path(SourceDir()) / folder;
   if (!fs::exists(root)) return files;
   for (const auto& entry : fs::recursive_directory_iterator(root)) {
     const std::string extension = entry.path().extension();
     if (extension == ".h" || extension == ".cc" || extension == ".cu" || extension == ".cuh") {
-      files.push_back(fs::relative(entry.path(), RETRACE_SOURCE_DIR));
+      files.push_back(fs::relative(entry.path(), SourceDir()));
     }
   }
   return files;
@@ -87,11 +89,11 @@ TEST(Layering, EveryIncludeFollowsTheLayers) {
   for (const auto& [folder, allowed] : kLayers) {
     for (const std::string& path : SourceFiles(folder)) {
       ++files;
-      std::ifstream in(fs::path(RETRACE_SOURCE_DIR) / path);
+      std::ifstream in(fs::path(SourceDir()) / path);
       for (std::string line; std::getline(in, line);) EXPECT_EQ("", Violation(path, line));
     }
   }
-  EXPECT_GT(files, 50) << "the scan found hardly any source under " << RETRACE_SOURCE_DIR;
+  EXPECT_GT(files, 50) << "the scan found hardly any source under " << SourceDir();
 }
 
 TEST(Layering, AWrongIncludeIsSeen) {
@@ -113,7 +115,7 @@ TEST(Layering, AWrongIncludeIsSeen) {
 TEST(Layering, CommandsWriteToStandardErrorThroughTheConsole) {
   for (const std::string& path : SourceFiles("cmd")) {
     if (path == "cmd/console.cc") continue;
-    std::ifstream in(fs::path(RETRACE_SOURCE_DIR) / path);
+    std::ifstream in(fs::path(SourceDir()) / path);
     for (std::string line; std::getline(in, line);) {
       EXPECT_EQ(std::string::npos, line.find("print(stderr")) << path << ": use SayError: " << line;
     }
@@ -135,7 +137,7 @@ TEST(Layering, FileNamesAreUnique) {
 // Objects in the build tree of the files named *SUFFIX.cc.
 std::vector<fs::path> Objects(const std::string& suffix) {
   std::vector<fs::path> objects;
-  for (const auto& entry : fs::recursive_directory_iterator(RETRACE_BINARY_DIR)) {
+  for (const auto& entry : fs::recursive_directory_iterator(BinaryDir())) {
     if (entry.path().string().ends_with(suffix + ".cc.o")) objects.push_back(entry.path());
   }
   return objects;
@@ -166,7 +168,7 @@ class IsaObjects : public testing::TestWithParam<std::string> {};
 TEST_P(IsaObjects, DefineNoSymbolThatAnotherFileCouldShare) {
   if (!Have("nm")) GTEST_SKIP() << "there is no nm to read symbol tables with";
   const std::vector<fs::path> objects = Objects(GetParam());
-  ASSERT_GE(objects.size(), 4u) << "objects of *" << GetParam() << ".cc in " << RETRACE_BINARY_DIR;
+  ASSERT_GE(objects.size(), 4u) << "objects of *" << GetParam() << ".cc in " << BinaryDir();
   for (const fs::path& object : objects) {
     const std::vector<std::string> symbols = Lines("nm --defined-only '" + object.string() + "'");
     EXPECT_FALSE(symbols.empty()) << object;
@@ -189,7 +191,7 @@ INSTANTIATE_TEST_SUITE_P(All, IsaObjects, testing::Values("_avx2", "_avx512"),
                          [](const auto& info) { return info.param.substr(1); });
 
 TEST(IsaObjects, AnAvx512FileStandsBesideEachAvx2File) {
-  for (const auto& entry : fs::directory_iterator(fs::path(RETRACE_SOURCE_DIR) / "kernels")) {
+  for (const auto& entry : fs::directory_iterator(fs::path(SourceDir()) / "kernels")) {
     std::string name = entry.path().filename();
     const size_t at = name.find("_avx2.cc");
     if (at == std::string::npos) continue;

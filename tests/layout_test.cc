@@ -7,12 +7,13 @@
 #include <vector>
 
 #include "core/recipe_toml.h"
+#include "tests/places.h"
 
 namespace retrace {
 namespace {
 
 Recipe Example(const std::string& name, const std::vector<std::string>& overrides = {}) {
-  const auto recipe = LoadRecipe(std::string(RETRACE_SOURCE_DIR) + "/examples/" + name, overrides);
+  const auto recipe = LoadRecipe(SourceDir() + "/examples/" + name, overrides);
   EXPECT_TRUE(recipe.ok()) << recipe.status().message();
   return recipe.value();
 }

@@ -15,6 +15,7 @@
 #include "tests/longhand.h"
 #include "tests/memory_batches.h"
 #include "tests/parity_case.h"
+#include "tests/places.h"
 
 namespace retrace {
 
@@ -29,7 +30,7 @@ inline std::vector<Isa> SupportedIsas() {
 // examples/tiny.toml: V = 8, both kinds of layers, KV heads that shards share.
 inline Recipe TinyRecipe(std::vector<std::string> overrides = {}) {
   overrides.push_back("data.path=" + TestData("dataset/tiny"));
-  return LoadRecipe(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", overrides).value();
+  return LoadRecipe(SourceDir() + "/examples/tiny.toml", overrides).value();
 }
 
 template <class T>

@@ -10,6 +10,7 @@
 
 #include "replay/local_ranks.h"
 #include "tests/numerics_case.h"
+#include "tests/places.h"
 
 namespace retrace {
 namespace {
@@ -755,7 +756,7 @@ std::string SourceText(const std::filesystem::path& path) {
 // The interface has no call that adds, so no implementation can; whatever is added goes through
 // ShardTree (Clause07).
 TEST(Clause10, CommMovesBytesAndHasNoCallThatAdds) {
-  const std::string header = SourceText(std::string(RETRACE_SOURCE_DIR) + "/replay/comm.h");
+  const std::string header = SourceText(SourceDir() + "/replay/comm.h");
   const std::regex method(R"(virtual [\w ]+ (\w+)\()");
   std::set<std::string> methods;
   for (std::sregex_iterator at(header.begin(), header.end(), method), end; at != end; ++at) {
@@ -770,7 +771,7 @@ TEST(Clause10, NoSourceCallsACollectiveThatAdds) {
   const std::regex adds(R"(\b\w*([Aa]ll_?[Rr]educe|[Rr]educe_?[Ss]catter)\w*\s*\()");
   size_t files = 0;
   for (const char* folder : {"core", "kernels", "formats", "replay", "surgery", "cmd"}) {
-    const std::string root = std::string(RETRACE_SOURCE_DIR) + "/" + folder;
+    const std::string root = SourceDir() + "/" + folder;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root)) {
       const std::string extension = entry.path().extension().string();
       if (extension != ".cc" && extension != ".h" && extension != ".cu") continue;
@@ -785,7 +786,7 @@ TEST(Clause10, NoSourceCallsACollectiveThatAdds) {
 
 // A clause is only as good as the tests it names. Lines "- `tests/FILE`: Suite.Name, Suite.Name".
 TEST(NumericsDocument, EveryTestItNamesExistsAndEveryClauseNamesOne) {
-  const std::string root = RETRACE_SOURCE_DIR;
+  const std::string root = SourceDir();
   const std::string document = SourceText(root + "/core/NUMERICS.md");
   const std::regex reference(R"(`(tests/\w+\.cc)`: ((?:\w+\.\w+(?:, )?)+))");
   const std::regex clause(R"(\n\*\*(\d+)\. )"), named(R"((\w+)\.(\w+))");

@@ -10,6 +10,7 @@
 #include "core/recipe_toml.h"
 #include "replay/job.h"
 #include "replay/solo_comm.h"
+#include "tests/places.h"
 #include "tests/test_data.h"
 
 namespace retrace {
@@ -82,7 +83,7 @@ Lived Live(std::vector<std::string> sets) {
   sets.push_back("data.path=" + TestData("dataset/tiny"));
   Lived lived;
   lived.recipe =
-      LoadRecipe(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", sets).value();
+      LoadRecipe(SourceDir() + "/examples/tiny.toml", sets).value();
   SoloComm comm;
   const auto job = Job::Make(lived.recipe, comm, {}).value();
   EXPECT_TRUE(job->StartFresh().ok());

@@ -13,9 +13,11 @@
 #include <string>
 #include <vector>
 
+#include "tests/places.h"
+
 namespace retrace {
 
-inline std::string ProgramPath() { return std::string(RETRACE_BINARY_DIR) + "/retrace"; }
+inline std::string ProgramPath() { return BinaryDir() + "/retrace"; }
 
 struct Finished {
   int code = -1;    // exit code; -1 where a signal ended it

@@ -15,6 +15,7 @@
 #include "replay/job.h"
 #include "replay/random_batches.h"
 #include "replay/solo_comm.h"
+#include "tests/places.h"
 
 namespace {
 std::atomic<int64_t> g_live_bytes{0};
@@ -105,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(RecipePlan, TheMotivatingReportsModelHasItsParameters) {
   const Recipe recipe =
-      LoadRecipe(std::string(RETRACE_SOURCE_DIR) + "/examples/gemma4_31b.toml").value();
+      LoadRecipe(SourceDir() + "/examples/gemma4_31b.toml").value();
   const int64_t before = g_live_bytes;
   const RecipePlan plan = PlanRecipe(recipe, 4, 1).value();
   EXPECT_LT(g_live_bytes - before, 1 << 20);  // nothing of the model's size

@@ -14,6 +14,7 @@
 #include "core/nearest_name.h"
 #include "core/recipe_check.h"
 #include "core/recipe_toml.h"
+#include "tests/places.h"
 
 namespace retrace {
 namespace {
@@ -21,7 +22,7 @@ namespace {
 using Overrides = std::vector<std::string>;
 
 std::string SourcePath(const std::string& name) {
-  return std::string(RETRACE_SOURCE_DIR) + "/" + name;
+  return SourceDir() + "/" + name;
 }
 
 std::string ReadText(const std::string& path) {

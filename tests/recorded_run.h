@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
 
@@ -54,7 +55,7 @@ class RecordedRun : public testing::Test {
     folder_ = new TempFolder;
     run_ = *folder_ / "run";
     const Finished done = RunProgram(
-        {"train", std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", "-o", run_, "--set",
+        {"train", SourceDir() + "/examples/tiny.toml", "-o", run_, "--set",
          "data.path=" + TestData("dataset/tiny"), "--until", "6", "--threads", "1", "--quiet"});
     ASSERT_EQ(0, done.code) << done.err;
   }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/vector_math.h"
+#include "tests/places.h"
 
 namespace retrace {
 namespace {
@@ -351,7 +352,7 @@ TEST(ScalarMath, TheTableIsWhatItsScriptDerives) {
   if (std::system("python3 -c 'import mpmath' 2>/dev/null") != 0) {
     GTEST_SKIP() << "needs python3 with mpmath";
   }
-  const std::string script = std::string(RETRACE_SOURCE_DIR) + "/scripts/fit_math.py";
+  const std::string script = SourceDir() + "/scripts/fit_math.py";
   EXPECT_EQ(0, std::system(("python3 '" + script + "' --check").c_str()));
 }
 

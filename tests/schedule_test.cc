@@ -1,4 +1,5 @@
 #include "core/schedule.h"
+#include "tests/places.h"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +17,7 @@ ScheduleRecipe Report() {  // the motivating report's; also ScheduleRecipe's def
 }
 
 TEST(Schedule, EqualsMegatronsSchedulerTo1e15) {
-  std::ifstream file(std::string(RETRACE_SOURCE_DIR) + "/tests/data/lr_schedule.json");
+  std::ifstream file(SourceDir() + "/tests/data/lr_schedule.json");
   const nlohmann::json data = nlohmann::json::parse(file);
   ASSERT_EQ(103u, data["k"].size());
   for (size_t i = 0; i < data["k"].size(); ++i) {

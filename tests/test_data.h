@@ -4,10 +4,12 @@
 
 #include <string>
 
+#include "tests/places.h"
+
 namespace retrace {
 
 inline std::string TestData(const std::string& name) {
-  return std::string(RETRACE_SOURCE_DIR) + "/tests/data/" + name;
+  return SourceDir() + "/tests/data/" + name;
 }
 
 }  // namespace retrace

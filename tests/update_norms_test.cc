@@ -10,6 +10,7 @@
 #include "replay/job.h"
 #include "replay/record.h"
 #include "replay/solo_comm.h"
+#include "tests/places.h"
 #include "tests/tensor_elements.h"
 #include "tests/test_data.h"
 
@@ -20,7 +21,7 @@ using Json = nlohmann::json;
 
 Recipe Tiny(std::vector<std::string> overrides = {}) {
   overrides.push_back("data.path=" + TestData("dataset/tiny"));
-  return LoadRecipe(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", overrides).value();
+  return LoadRecipe(SourceDir() + "/examples/tiny.toml", overrides).value();
 }
 
 TEST(UpdateNorms, AreThoseOfTheStatesToSixDigits) {

@@ -14,6 +14,7 @@
 #include "replay/solo_comm.h"
 #include "replay/train.h"
 #include "surgery/branch.h"
+#include "tests/places.h"
 #include "tests/small_run.h"
 #include "tests/test_data.h"
 
@@ -28,7 +29,7 @@ std::vector<std::string> Overrides(const std::string& dataset) {
 }
 
 Recipe TinyRecipe(const std::string& dataset) {
-  return LoadRecipe(std::string(RETRACE_SOURCE_DIR) + "/examples/tiny.toml", Overrides(dataset))
+  return LoadRecipe(SourceDir() + "/examples/tiny.toml", Overrides(dataset))
       .value();
 }
 

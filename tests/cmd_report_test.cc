@@ -372,7 +372,8 @@ void WriteRecords(const std::string& dir, const std::string& like, int updates,
     record.update = k;
     record.loss = 3 + 7 * std::exp(-0.01 * k);
     record.gradient_norm = 1 + 100 * std::exp(-0.02 * k);
-    record.tensor_norms.assign(layout.tensors().size(), 1.0);
+    const size_t tensors = layout.tensors().size();  // whose norms add up to the gradient's
+    record.tensor_norms.assign(tensors, record.gradient_norm / std::sqrt(tensors));
     edit(&record);
     if (k > 0) commit.record = RecordJson(record);
     ASSERT_TRUE(writer->CommitStep(commit).ok());

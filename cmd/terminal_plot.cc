@@ -198,18 +198,17 @@ void Canvas::Segment(int x0, int y0, int x1, int y1, Tint tint) {
 }
 
 void Canvas::DrawLine(size_t index) {
-  std::optional<std::pair<int, int>> before;
+  int x_before = 0, y_before = 0;
+  bool joined = false;
   for (const auto& [update, value] : panel_.series[index].points) {
-    if (!axis_.Draws(value)) {
-      before.reset();
-      continue;
+    const bool drawn = axis_.Draws(value);
+    if (drawn) {
+      const int x = XDot(update), y = YDot(value);
+      Segment(joined ? x_before : x, joined ? y_before : y, x, y, TintOf(index));
+      x_before = x;
+      y_before = y;
     }
-    const int x = XDot(update), y = YDot(value);
-    if (before)
-      Segment(before->first, before->second, x, y, TintOf(index));
-    else
-      Dot(x, y, TintOf(index));
-    before = {x, y};
+    joined = drawn;
   }
 }
 

@@ -181,7 +181,9 @@ TEST_P(AdamWOfEveryIsa, CountsOddNumbers) {
       expected.nan += kind == FP_NAN;
     }
     EXPECT_TRUE(expected == CountOdd(GetParam(), x.data(), n)) << n << " elements";
-    if (n > 4000) EXPECT_TRUE(expected.zero && expected.subnormal && expected.infinite && expected.nan);
+    if (n > 4000) {
+      EXPECT_TRUE(expected.zero && expected.subnormal && expected.infinite && expected.nan);
+    }
   }
 }
 

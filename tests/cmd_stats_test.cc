@@ -123,7 +123,9 @@ TEST_F(Stats, RowsOfTheEmbeddingAreRankedByGradient) {
   ASSERT_EQ(8u, rows.size());
   for (size_t i = 0; i < rows.size(); ++i) {
     EXPECT_EQ(i < 4 ? 2 : 3, rows[i]["update"]);
-    if (i % 4 != 0) EXPECT_GE(rows[i - 1]["g_norm"], rows[i]["g_norm"]);
+    if (i % 4 != 0) {
+      EXPECT_GE(rows[i - 1]["g_norm"], rows[i]["g_norm"]);
+    }
   }
   // All rows together are the tensor.
   double share = 0;

@@ -204,7 +204,8 @@ TEST_F(Damage, OfAStepIsLocatedByTheQuickCheckOfSizesAndTheDeepOneOfBits) {
   RunCheck check = RunCheck::Open(run_, 1).value();
   const RunReader reader = RunReader::Open(run_).value();
   std::vector<std::string> names = {reader.history().Find(kStep)->master->name};
-  for (const RankFileInfo& file : reader.ReadIndex(kStep)->files) names.push_back(file.name);
+  const StepIndex index = reader.ReadIndex(kStep).value();
+  for (const RankFileInfo& file : index.files) names.push_back(file.name);
   for (const std::string& name : names) {
     const auto expect = [&](CheckDepth depth) {
       std::vector<retrace::Damage> damage;

@@ -163,7 +163,9 @@ TEST(Retention, ABoundInBytesEndsSegmentsEarlyAndIsHeld) {
     int64_t bytes = 0;
     for (const auto& [position, step] : retention.steps()) bytes += position == 0 ? 0 : step.bytes;
     EXPECT_LE(bytes, 20) << k;
-    if (k > 20) EXPECT_GE(bytes, 8) << k;  // and it is used
+    if (k > 20) {
+      EXPECT_GE(bytes, 8) << k;  // and it is used
+    }
   }
 }
 

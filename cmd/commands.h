@@ -17,6 +17,7 @@ void AddExperimentCommand(CLI::App& app);
 void AddLogCommand(CLI::App& app);
 void AddReportCommand(CLI::App& app);
 void AddStatsCommand(CLI::App& app);
+void AddBlameCommand(CLI::App& app);
 void AddShowCommand(CLI::App& app);
 void AddDiffCommand(CLI::App& app);
 void AddExportCommand(CLI::App& app);

@@ -72,6 +72,7 @@ int main(int argc, char** argv) {
   retrace::AddExperimentCommand(app);
   retrace::AddLogCommand(app);
   retrace::AddStatsCommand(app);
+  retrace::AddBlameCommand(app);
   retrace::AddReportCommand(app);
   retrace::AddShowCommand(app);
   retrace::AddDiffCommand(app);

@@ -1,22 +1,13 @@
 #include "replay/step_pass.h"
 
-#include <bit>
 #include <cmath>
 #include <type_traits>
 
 #include "core/scalar_math.h"
+#include "replay/step_loss.h"
 
 namespace retrace {
 namespace {
-
-// sum(lo..hi) = sum(lo..mid) + sum(mid..hi)
-double TreeSum(std::vector<double> values) {
-  RT_CHECK(std::has_single_bit(values.size()));
-  for (size_t half = 1; half < values.size(); half *= 2) {
-    for (size_t i = 0; i < values.size(); i += 2 * half) values[i] += values[i + half];
-  }
-  return values[0];
-}
 
 template <class T>
 class TypedPass : public StepPass {
@@ -170,14 +161,7 @@ class TypedPass : public StepPass {
         sums[i] = all[lane / context_.place.lane_count * count + i];
       }
     }
-    std::vector<double> lanes(recipe_.topology.lanes, 0.0);
-    for (size_t i = 0; i < count; ++i) {
-      double& lane = lanes[i % lanes.size()];
-      lane = i < lanes.size() ? sums[i] : lane + sums[i];
-    }
-    const double tokens = static_cast<double>(recipe_.data.SamplesPerStep()) *
-                          static_cast<double>(recipe_.data.sequence_length);
-    return TreeSum(lanes) / tokens;
+    return retrace::StepLoss(recipe_, sums);
   }
 
   const Recipe recipe_;

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/scalar_math.h"
+#include "replay/step_loss.h"
 
 namespace retrace {
 namespace {
@@ -26,19 +27,6 @@ void ResizeAll(std::vector<std::vector<T>>* buffers, size_t count, int64_t numel
     buffer.reserve(numel);  // exactly: resize() alone would double a buffer that has to grow a bit
     buffer.resize(numel);
   }
-}
-
-// Clause 6 in FP64.
-template <class T>
-double SumInFp64(const std::vector<T>& values) {
-  double lane[16] = {};
-  for (size_t i = 0; i < values.size(); ++i) {
-    lane[i % 16] = lane[i % 16] + static_cast<double>(values[i]);
-  }
-  for (int h = 8; h > 0; h /= 2) {
-    for (int l = 0; l < h; ++l) lane[l] = lane[l] + lane[l + h];
-  }
-  return lane[0];
 }
 
 }  // namespace

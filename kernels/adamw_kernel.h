@@ -9,32 +9,20 @@
 
 #include "core/optimizer_block.h"
 #include "kernels/adamw.h"
+#include "kernels/element_math.h"
 
 namespace retrace {
 namespace {
 
-inline __attribute__((always_inline)) float Canonical(float x) {
-  return x == x ? x : __builtin_nanf("");
-}
-
 template <bool kMoveP>
-void AdamWLoop(const OptimizerRow& row, float clip, const float* __restrict g,
+void AdamWLoop(const OptimizerRow& row_given, float clip, const float* __restrict g,
                float* __restrict p, float* __restrict m, float* __restrict v, int64_t n) {
-  const float beta1 = row.beta1, rest1 = row.one_minus_beta1;
-  const float beta2 = row.beta2, rest2 = row.one_minus_beta2;
-  const float bc1 = row.bias_correction1, bc2 = row.bias_correction2;
-  const float eps = row.eps, decay = row.weight_decay, lr = row.lr, limit = row.update_clip;
+  const OptimizerRow row = row_given;  // no store below can change it
   for (int64_t i = 0; i < n; ++i) {
-    const float clipped = clip * g[i];
-    const float mi = beta1 * m[i] + rest1 * clipped;
-    const float vi = beta2 * v[i] + (rest2 * clipped) * clipped;
-    m[i] = Canonical(mi);
-    v[i] = Canonical(vi);
-    if (kMoveP) {
-      const float adam = (mi / bc1) / (__builtin_sqrtf(vi / bc2) + eps);
-      const float u = adam * limit + decay * p[i];
-      p[i] = Canonical(p[i] - lr * u);
-    }
+    const element::Moments next = element::NextMoments(row, clip * g[i], m[i], v[i]);
+    m[i] = element::Canonical(next.m);
+    v[i] = element::Canonical(next.v);
+    if (kMoveP) p[i] = element::NextParameter(row, p[i], next);
   }
 }
 
@@ -83,7 +71,7 @@ inline double SumUpdateSquaresKernel(const OptimizerRow& row, float clip,
   const double least = static_cast<double>(row.eps) * static_cast<double>(row.eps);
   const auto term = [=](int64_t i) {
     const float clipped = clip * g[i];
-    const float vi = beta2 * v[i] + (rest2 * clipped) * clipped;
+    const float vi = element::NextV(v[i], clipped, beta2, rest2);
     const double corrected = vi / bc2, x = clipped;
     return x * x / (corrected < least ? least : corrected);
   };

@@ -2,40 +2,24 @@
 #include <cstring>
 
 #include "core/scalar_math.h"
+#include "kernels/element_math.h"
 #include "kernels/ops.h"
 #include "kernels/ops_isa.h"
 
 namespace retrace {
 namespace {
 
-constexpr int kLanes = 16;
-constexpr int64_t kChain = 256;
-
-template <class T>
-T Rounded(T x, Rounding round) {
-  if (round == Rounding::kNone) return x;
-  return static_cast<T>(math::RoundToBf16(static_cast<float>(x)));
-}
-
-// Clause 6: lane l is the chain over elements l, l+16, ...; then lane[l] += lane[l+h], h = 8,4,2,1.
-template <class T>
-T LaneTree(T* lane) {
-  for (int h = kLanes / 2; h > 0; h /= 2) {
-    for (int l = 0; l < h; ++l) lane[l] = lane[l] + lane[l + h];
-  }
-  return lane[0];
-}
+using element::kChain;
+using element::kLanes;
+using element::Rounded;
+using element::Score;
+using element::SumOfLanes;
 
 template <class T>
 T DotByLanes(const T* x, const T* y, int64_t n) {
   T lane[kLanes] = {};
   for (int64_t i = 0; i < n; ++i) lane[i % kLanes] = math::Fma(x[i], y[i], lane[i % kLanes]);
-  return LaneTree(lane);
-}
-
-template <class T>
-T Max(T a, T b) {  // clause 1: NaN wins, +0 > -0
-  return math::Max(a, b);
+  return SumOfLanes(lane);
 }
 
 template <class T>
@@ -68,13 +52,9 @@ void RmsNorm(const RmsNormArgs<T>& a, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) {
     const T* x = a.x_RN + i * a.n;
     T* y = a.y_RN + i * a.n;
-    const T mean = DotByLanes(x, x, a.n) / static_cast<T>(a.n);
-    const T r = T(1) / math::Sqrt(mean + a.eps);
+    const T r = element::InverseRms(DotByLanes(x, x, a.n), a.n, a.eps);
     a.r_R[i] = r;
-    for (int64_t j = 0; j < a.n; ++j) {
-      const T scaled = x[j] * r;
-      y[j] = Rounded(a.w_N ? scaled * a.w_N[j] : scaled, a.round);
-    }
+    for (int64_t j = 0; j < a.n; ++j) y[j] = element::Normed(x[j], r, a.w_N, j, a.round);
   }
 }
 
@@ -87,13 +67,12 @@ void RmsNormBackward(const RmsNormBackwardArgs<T>& a, int64_t first, int64_t las
     const T r = a.r_R[i];
     T lane[kLanes] = {};
     for (int64_t j = 0; j < a.n; ++j) {
-      const T g = a.w_N ? dy[j] * a.w_N[j] : dy[j];
+      const T g = element::Weighted(dy[j], a.w_N, j);
       lane[j % kLanes] = math::Fma(g, x[j] * r, lane[j % kLanes]);
     }
-    const T c = LaneTree(lane) / static_cast<T>(a.n);
+    const T c = SumOfLanes(lane) / static_cast<T>(a.n);
     for (int64_t j = 0; j < a.n; ++j) {
-      const T g = a.w_N ? dy[j] * a.w_N[j] : dy[j];
-      dx[j] = Rounded(r * (g - (x[j] * r) * c), a.round);
+      dx[j] = element::NormGradient(element::Weighted(dy[j], a.w_N, j), x[j], r, c, a.round);
     }
   }
 }
@@ -125,16 +104,11 @@ void Rope(const RopeArgs<T>& a, int64_t first, int64_t last) {
       for (int64_t i = 0; i < half; ++i) {
         const T s = a.backward ? -sin[i] : sin[i];
         const T x1 = x[i], x2 = x[i + half];
-        y[i] = Rounded(Rounded(x1 * cos[i], a.round) - Rounded(x2 * s, a.round), a.round);
-        y[i + half] = Rounded(Rounded(x2 * cos[i], a.round) + Rounded(x1 * s, a.round), a.round);
+        y[i] = element::RotatedFirst(x1, x2, cos[i], s, a.round);
+        y[i + half] = element::RotatedSecond(x1, x2, cos[i], s, a.round);
       }
     }
   }
-}
-
-template <class T>
-T Score(T s, T scale, Rounding round) {
-  return scale == T(1) ? s : Rounded(s * scale, round);
 }
 
 template <class T>
@@ -144,13 +118,13 @@ void Softmax(const SoftmaxArgs<T>& a, int64_t first, int64_t last) {
     const VisibleKeys keys = Visible(i % a.length, a.window);
     for (int64_t k = keys.first; k < keys.last; ++k) s[k] = Score(s[k], a.scale, a.round_scores);
     T m = s[keys.first];
-    for (int64_t k = keys.first + 1; k < keys.last; ++k) m = Max(m, s[k]);
+    for (int64_t k = keys.first + 1; k < keys.last; ++k) m = math::Max(m, s[k]);
     T lane[kLanes] = {};
     for (int64_t k = keys.first; k < keys.last; ++k) {
       s[k] = math::ExpCut(s[k] - m);
       lane[k % kLanes] = lane[k % kLanes] + s[k];
     }
-    const T inverse = T(1) / LaneTree(lane);
+    const T inverse = T(1) / SumOfLanes(lane);
     for (int64_t k = 0; k < a.length; ++k) {
       s[k] = k >= keys.first && k < keys.last ? s[k] * inverse : T(0);
       if (a.p_rounded_RS) a.p_rounded_RS[i * a.length + k] = Rounded(s[k], a.round);
@@ -168,10 +142,10 @@ void SoftmaxBackward(const SoftmaxBackwardArgs<T>& a, int64_t first, int64_t las
     for (int64_t k = keys.first; k < keys.last; ++k) {
       lane[k % kLanes] = math::Fma(p[k], ds[k], lane[k % kLanes]);
     }
-    const T c = LaneTree(lane);
+    const T c = SumOfLanes(lane);
     for (int64_t k = 0; k < a.length; ++k) {
       const bool seen = k >= keys.first && k < keys.last;
-      ds[k] = seen ? Score(Rounded(p[k] * (ds[k] - c), a.round), a.scale, a.round) : T(0);
+      ds[k] = seen ? element::ScoreGradient(p[k], ds[k], c, a.scale, a.round) : T(0);
     }
   }
 }
@@ -191,15 +165,15 @@ void OnlineSoftmax(const OnlineSoftmaxArgs<T>& a, int64_t first, int64_t last) {
     const bool opens = Visible(a.query_first + i, a.window).first >= a.key_first;
     for (int64_t k = seen.first; k < seen.last; ++k) s[k] = Score(s[k], a.scale, a.round_scores);
     T m = s[seen.first];
-    for (int64_t k = seen.first + 1; k < seen.last; ++k) m = Max(m, s[k]);
-    if (!opens) m = Max(a.m[i], m);
+    for (int64_t k = seen.first + 1; k < seen.last; ++k) m = math::Max(m, s[k]);
+    if (!opens) m = math::Max(a.m[i], m);
     T lane[kLanes] = {};
     for (int64_t k = 0; k < a.keys; ++k) {
       const T p = k >= seen.first && k < seen.last ? math::ExpCut(s[k] - m) : T(0);
       lane[k % kLanes] = lane[k % kLanes] + p;
       s[k] = Rounded(p, a.round);
     }
-    const T sum = LaneTree(lane);
+    const T sum = SumOfLanes(lane);
     a.a[i] = opens ? T(1) : math::ExpCut(a.m[i] - m);
     a.l[i] = opens ? sum : a.l[i] * a.a[i] + sum;
     a.m[i] = m;
@@ -221,7 +195,7 @@ void BlockBackward(const BlockBackwardArgs<T>& a, int64_t first, int64_t last) {
         continue;
       }
       const T p = math::ExpCut(Score(s[k], a.scale, a.round_scores) - a.m[i]) * inverse;
-      dp[k] = Score(Rounded(p * (dp[k] - a.c[i]), a.round), a.scale, a.round);
+      dp[k] = element::ScoreGradient(p, dp[k], a.c[i], a.scale, a.round);
       s[k] = Rounded(p, a.round_p);
     }
   }
@@ -254,39 +228,26 @@ void RowDivide(const RowDivideArgs<T>& a, int64_t first, int64_t last) {
 }
 
 template <class T>
-T GeluTanh(T t) {
-  return math::Tanh(GeluConstants<T>::k * math::Fma(GeluConstants<T>::c * t, t * t, t));
-}
-
-template <class T>
 void Geglu(const GegluArgs<T>& a, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) {
-    const T t = a.gate[i];
-    const T gelu = Rounded((T(0.5) * t) * (T(1) + GeluTanh(t)), a.round_gelu);
-    a.act[i] = Rounded(gelu * a.up[i], a.round_product);
+    a.act[i] = element::Geglu(a.gate[i], a.up[i], a.round_gelu, a.round_product);
   }
 }
 
 template <class T>
 void GegluBackward(const GegluBackwardArgs<T>& a, int64_t first, int64_t last) {
-  using C = GeluConstants<T>;
   for (int64_t i = first; i < last; ++i) {
-    const T t = a.gate[i], da = a.dact[i], u = a.up[i];
-    const T th = GeluTanh(t);
-    const T gelu = Rounded((T(0.5) * t) * (T(1) + th), a.round_gelu);
-    const T inner = C::k * math::Fma(C::c3 * t, t, T(1));
-    const T slope = T(0.5) * (T(1) + th) + (T(0.5) * t) * (math::Fma(-th, th, T(1)) * inner);
-    const T dgelu = Rounded(da * u, a.round_dgelu);
-    a.dup[i] = Rounded(da * gelu, a.round);
-    a.dgate[i] = Rounded(dgelu * slope, a.round);
+    const element::GegluGradients<T> d = element::GegluBackward(
+        a.gate[i], a.up[i], a.dact[i], a.round_gelu, a.round_dgelu, a.round);
+    a.dup[i] = d.up;
+    a.dgate[i] = d.gate;
   }
 }
 
 template <class T>
 void AddScale(const AddScaleArgs<T>& a, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) {
-    const T sum = Rounded(a.a[i] + a.b[i], a.round_sum);
-    a.y[i] = a.scale == T(1) ? sum : Rounded(sum * a.scale, a.round_scale);
+    a.y[i] = element::AddScaled(a.a[i], a.b[i], a.scale, a.round_sum, a.round_scale);
   }
 }
 
@@ -298,7 +259,7 @@ void Scale(const ScaleArgs<T>& a, int64_t first, int64_t last) {
 template <class T>
 void Softcap(const SoftcapArgs<T>& a, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) {
-    const T th = Rounded(math::Tanh(Rounded(a.z[i] / a.cap, a.round)), a.round);
+    const T th = element::SoftcapTanh(a.z[i], a.cap, a.round);
     if (a.tanh) a.tanh[i] = th;
     a.z[i] = Rounded(a.cap * th, a.round);
   }
@@ -307,9 +268,7 @@ void Softcap(const SoftcapArgs<T>& a, int64_t first, int64_t last) {
 template <class T>
 void SoftcapBackward(const SoftcapBackwardArgs<T>& a, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) {
-    const T th = a.tanh[i];
-    const T dth = Rounded(a.dz[i] * a.cap, a.round);
-    a.dz[i] = Rounded(Rounded(dth * math::Fma(-th, th, T(1)), a.round) / a.cap, a.round);
+    a.dz[i] = element::SoftcapGradient(a.dz[i], a.tanh[i], a.cap, a.round);
   }
 }
 
@@ -318,7 +277,7 @@ void RowMax(const RowMaxArgs<T>& a, int64_t first, int64_t last) {
   for (int64_t t = first; t < last; ++t) {
     const T* z = a.z_TV + t * a.n;
     T m = z[0];
-    for (int64_t v = 1; v < a.n; ++v) m = Max(m, z[v]);
+    for (int64_t v = 1; v < a.n; ++v) m = math::Max(m, z[v]);
     a.m_T[t] = m;
   }
 }
@@ -331,7 +290,7 @@ void SumExp(const SumExpArgs<T>& a, int64_t first, int64_t last) {
     for (int64_t v = 0; v < a.n; ++v) {
       lane[v % kLanes] = lane[v % kLanes] + math::ExpCut(z[v] - a.m_T[t]);
     }
-    a.sum_T[t] = LaneTree(lane);
+    a.sum_T[t] = SumOfLanes(lane);
     const int64_t label = a.labels_T[t] - a.row_first;
     a.label_T[t] = label >= 0 && label < a.n ? z[label] : T(0);
   }
@@ -344,8 +303,7 @@ void CrossEntropyBackward(const CrossEntropyBackwardArgs<T>& a, int64_t first, i
     const T inverse = T(1) / a.sum_T[t], factor = a.factor_T ? a.factor_T[t] : T(1);
     const int64_t label = a.labels_T[t] - a.row_first;
     for (int64_t v = 0; v < a.n; ++v) {
-      const T p = math::ExpCut(z[v] - a.m_T[t]) * inverse * factor;
-      z[v] = Rounded((v == label ? p - T(1) : p) * a.inv_n, a.round);
+      z[v] = element::LogitGradient(z[v], a.m_T[t], inverse, factor, v == label, a.inv_n, a.round);
     }
   }
 }

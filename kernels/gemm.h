@@ -25,25 +25,11 @@
 #include <span>
 #include <vector>
 
+#include "kernels/gemm_args.h"
 #include "kernels/isa.h"
-#include "kernels/rounding.h"
 #include "kernels/thread_pool.h"
 
 namespace retrace {
-
-// T is float or double. Strides are in elements and may be any number, 0 and negative included.
-template <class T>
-struct GemmArgs {
-  int64_t m = 0, n = 0, k = 0;
-  const T* a = nullptr;
-  int64_t a_row_stride = 0, a_col_stride = 1;
-  const T* b = nullptr;
-  int64_t b_row_stride = 0, b_col_stride = 1;
-  T* c = nullptr;
-  int64_t c_row_stride = 0;
-  Rounding round = Rounding::kNone;  // kBf16: float only
-  bool add = false;                  // C = C + product
-};
 
 // Memory in which one worker packs operands. Grows on first use, then no call allocates.
 class GemmScratch {

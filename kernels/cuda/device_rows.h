@@ -65,6 +65,10 @@ RT_DEVICE int64_t FirstOfLane(int64_t first, int lane) {
   return first + ((lane - first) % kRowThreads + kRowThreads) % kRowThreads;
 }
 
+// The elements of [begin, end) that are this thread's.
+#define RT_FOR_LANE(k, begin, end) \
+  for (int64_t k = FirstOfLane(begin, LaneOfThread()); k < (end); k += kRowThreads)
+
 }  // namespace retrace::cuda
 
 #endif  // RETRACE_KERNELS_CUDA_DEVICE_ROWS_H_

@@ -29,7 +29,9 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __shared__ static
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define RT_UNROLL
+#define RT_NO_UNROLL
 
 struct dim3 {
   unsigned x, y, z;

@@ -12,6 +12,7 @@
 #ifdef __CUDACC__
 
 #define RT_UNROLL _Pragma("unroll")
+#define RT_NO_UNROLL _Pragma("unroll 1")
 
 namespace retrace::cuda {
 
@@ -43,6 +44,7 @@ namespace retrace::cuda {
 struct LaunchShape {
   unsigned threads = 128;       // of a block; a multiple of 32
   int64_t blocks_most = 65535;  // further work is done by the same blocks, in turn
+  int tile = -1;                // of matrix products: 0 small, 1 large, -1 by the shape
 };
 LaunchShape& launch_shape();
 

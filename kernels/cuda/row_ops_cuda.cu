@@ -1,16 +1,13 @@
 // The ops of the op table that add along rows, or look along them: sixteen threads to a row, thread
 // l of them being clause 6's lane l.
 #include "kernels/cuda/device_ops.h"
-#include "kernels/cuda/device_rows.h"
+#include "kernels/cuda/device_softmax.h"
 
 namespace retrace::cuda {
 namespace {
 
 #define RT_FOR_ROWS(i, first, last) \
   for (int64_t i = (first) + RowOfThread(); i < (last); i += RowsOfGrid())
-// The elements of [begin, end) that are this thread's.
-#define RT_FOR_LANE(k, begin, end) \
-  for (int64_t k = FirstOfLane(begin, LaneOfThread()); k < (end); k += kRowThreads)
 
 template <class Args>
 void OverRows(const char* name, void (*kernel)(Args, int64_t, int64_t), const Args& args,
@@ -51,17 +48,6 @@ __global__ void RmsNormBackwardKernel(RmsNormBackwardArgs<T> a, int64_t first, i
   }
 }
 
-// The scores of the keys that a row sees, scaled in place; their maximum.
-template <class T>
-RT_DEVICE T ScaleScores(T* s, VisibleKeys keys, T scale, Rounding round) {
-  T m = MinusInfinity<T>();
-  RT_FOR_LANE(k, keys.first, keys.last) {
-    s[k] = element::Score(s[k], scale, round);
-    m = math::Max(m, s[k]);
-  }
-  return MaxOfRow(m);
-}
-
 template <class T>
 __global__ void SoftmaxKernel(SoftmaxArgs<T> a, int64_t first, int64_t last) {
   RT_FOR_ROWS(i, first, last) {
@@ -99,50 +85,12 @@ __global__ void SoftmaxBackwardKernel(SoftmaxBackwardArgs<T> a, int64_t first, i
 
 template <class T>
 __global__ void OnlineSoftmaxKernel(OnlineSoftmaxArgs<T> a, int64_t first, int64_t last) {
-  RT_FOR_ROWS(i, first, last) {
-    T* s = a.s + i * a.stride;
-    const VisibleKeys seen = VisibleInBlock(a.query_first + i, a.window, a.key_first, a.keys);
-    if (seen.first == seen.last) {
-      RT_FOR_LANE(k, 0, a.keys) s[k] = 0;
-      if (LaneOfThread() == 0) a.touched[i] = 0, a.a[i] = 1;
-      continue;
-    }
-    const bool opens = Visible(a.query_first + i, a.window).first >= a.key_first;
-    const T before = opens ? MinusInfinity<T>() : a.m[i];
-    T m = ScaleScores(s, seen, a.scale, a.round_scores);
-    if (!opens) m = math::Max(before, m);
-    T lane = 0;
-    RT_FOR_LANE(k, 0, a.keys) {
-      const T p = k >= seen.first && k < seen.last ? math::ExpCut(s[k] - m) : T(0);
-      lane = lane + p;
-      s[k] = element::Rounded(p, a.round);
-    }
-    const T sum = SumOfRow(lane);
-    if (LaneOfThread() != 0) continue;
-    const T factor = opens ? T(1) : math::ExpCut(before - m);
-    a.a[i] = factor;
-    a.l[i] = opens ? sum : a.l[i] * factor + sum;
-    a.m[i] = m;
-    a.touched[i] = opens ? 1 : 2;
-  }
+  RT_FOR_ROWS(i, first, last) OnlineSoftmaxRow(a, i);
 }
 
 template <class T>
 __global__ void BlockBackwardKernel(BlockBackwardArgs<T> a, int64_t first, int64_t last) {
-  RT_FOR_ROWS(i, first, last) {
-    T* s = a.s + i * a.stride;
-    T* dp = a.dp + i * a.stride;
-    const VisibleKeys seen = VisibleInBlock(a.query_first + i, a.window, a.key_first, a.keys);
-    const T inverse = T(1) / a.l[i];
-    RT_FOR_LANE(k, 0, a.keys) {
-      const bool here = k >= seen.first && k < seen.last;
-      const T p = here ? math::ExpCut(element::Score(s[k], a.scale, a.round_scores) - a.m[i]) *
-                             inverse
-                       : T(0);
-      dp[k] = here ? element::ScoreGradient(p, dp[k], a.c[i], a.scale, a.round) : T(0);
-      s[k] = here ? element::Rounded(p, a.round_p) : T(0);
-    }
-  }
+  RT_FOR_ROWS(i, first, last) BlockBackwardRow(a, i);
 }
 
 template <class T>

@@ -11,12 +11,10 @@
 #include <vector>
 
 #include "core/recipe.h"
+#include "kernels/attention_args.h"
 #include "kernels/engine.h"
 
 namespace retrace {
-
-// Positions of a block of keys and of a tile of queries (clause 9).
-inline constexpr int64_t kAttentionBlock = 64;
 
 template <class T>
 struct AttentionConfig {

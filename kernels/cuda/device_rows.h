@@ -31,6 +31,9 @@ RT_DEVICE int64_t ThreadsOfGrid() { return static_cast<int64_t>(gridDim.x) * blo
 RT_DEVICE int LaneOfThread() { return static_cast<int>(threadIdx.x % kRowThreads); }
 RT_DEVICE int64_t RowOfThread() { return ThreadOfGrid() / kRowThreads; }
 RT_DEVICE int64_t RowsOfGrid() { return ThreadsOfGrid() / kRowThreads; }
+// Rows [0, rows) by the threads of a block alone.
+#define RT_FOR_ROWS_OF_BLOCK(i, rows)                                          \
+  for (int64_t i = threadIdx.x / kRowThreads; i < (rows); i += blockDim.x / kRowThreads)
 // Of the shuffles of the threads of a row.
 RT_DEVICE unsigned RowMask() { return threadIdx.x % 32 < kRowThreads ? 0x0000ffffu : 0xffff0000u; }
 

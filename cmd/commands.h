@@ -20,6 +20,7 @@ void AddStatsCommand(CLI::App& app);
 void AddBlameCommand(CLI::App& app);
 void AddShowCommand(CLI::App& app);
 void AddDiffCommand(CLI::App& app);
+void AddTraceCommand(CLI::App& app);
 void AddExportCommand(CLI::App& app);
 void AddImportCommand(CLI::App& app);
 void AddVerifyCommand(CLI::App& app);

@@ -76,6 +76,7 @@ int main(int argc, char** argv) {
   retrace::AddReportCommand(app);
   retrace::AddShowCommand(app);
   retrace::AddDiffCommand(app);
+  retrace::AddTraceCommand(app);
   retrace::AddExportCommand(app);
   retrace::AddImportCommand(app);
   retrace::AddVerifyCommand(app);

@@ -39,6 +39,7 @@ class PhaseProbe : public Probe {
  private:
   void Note(const std::string& name) {
     const Clock::time_point now = Clock::now();
+    if (name.starts_with("optimizer/")) return;  // belongs to what follows the last op
     const bool micro_batch = name.starts_with("mb");
     const bool gradient = name.find(".grad") != std::string::npos;
     double& phase = !micro_batch ? seconds_.evaluation

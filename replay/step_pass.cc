@@ -23,7 +23,11 @@ class TypedPass : public StepPass {
         lanes_(context.place.lane_count),
         gradient_(map.slabs()) {}
 
-  void set_probe(Probe* probe) override { transformer_.set_probe(probe); }
+  void set_probe(Probe* probe) override {
+    probe_ = probe;
+    transformer_.set_probe(probe);
+  }
+  Probe* probe() const override { return probe_; }
 
   Result<double> Loss(const RankState& state, const TokenBatch& batch,
                       const std::string& name) override {
@@ -33,7 +37,9 @@ class TypedPass : public StepPass {
     const int64_t most = recipe_.data.micro_batch_size;
     for (int64_t first = 0; first < batch.sequences; first += most) {
       const TokenBatch part = Part(batch, first, std::min(most, batch.sequences - first));
-      RT_ASSIGN_OR_RETURN(const double part_sum, transformer_.Forward(part, weights, name));
+      const std::string part_name =
+          batch.sequences > most ? name + std::to_string(first / most) : name;
+      RT_ASSIGN_OR_RETURN(const double part_sum, transformer_.Forward(part, weights, part_name));
       sum = sum + part_sum;
     }
     return sum / static_cast<double>(batch.tokens());
@@ -114,7 +120,9 @@ class TypedPass : public StepPass {
   // The first micro-batch of a lane is written, a later one finished apart and added (clause 8).
   Status MicroBatch(const TokenBatch& batch, const WeightSlabs<T>& weights, size_t index, int lane,
                     double* sum) {
-    RT_ASSIGN_OR_RETURN(*sum, transformer_.Forward(batch, weights, "mb" + std::to_string(index)));
+    const std::string name = "mb" + std::to_string(index);
+    EmitTokens(batch, name);
+    RT_ASSIGN_OR_RETURN(*sum, transformer_.Forward(batch, weights, name));
     std::vector<std::vector<T>>& slabs = LaneSlabs(lane);
     const bool first = static_cast<int64_t>(index) < recipe_.topology.lanes;
     if (!first) finished_.resize(map_.slabs());
@@ -124,6 +132,7 @@ class TypedPass : public StepPass {
       target.push_back(first ? slabs[i].data() : finished_[i].data());
     }
     RT_RETURN_IF_ERROR(transformer_.Backward(batch, weights, InverseTokens(batch), target));
+    EmitGradients(target, name);
     for (int i = 0; !first && i < map_.slabs(); ++i) {
       context_.engine.Run(Ops<T>(context_.engine.isa()).add,
                           AddArgs<T>{.dst = slabs[i].data(), .src = finished_[i].data(),
@@ -131,6 +140,26 @@ class TypedPass : public StepPass {
                           map_.slab_numel(i), 1, 16);
     }
     return {};
+  }
+
+  void EmitTokens(const TokenBatch& batch, const std::string& name) {
+    if (!probe_) return;
+    for (const auto& [what, tokens] : {std::pair("/ids", &batch.ids), {"/labels", &batch.labels}}) {
+      const std::vector<T> numbers(tokens->begin(), tokens->end());
+      probe_->Op(name + what, numbers.data(), batch.sequences, batch.length);
+    }
+  }
+
+  void EmitGradients(const GradientSlabs<T>& gradients, const std::string& name) {
+    if (!probe_) return;
+    for (int i = 0; i < map_.shard_count(); ++i) {
+      const int shard = map_.first_shard() + i;
+      for (const Piece& piece : map_.layout().pieces(shard)) {
+        probe_->Op(name + "/" + map_.layout().tensors()[piece.tensor].name + ".grad/shard" +
+                       std::to_string(shard),
+                   gradients[i] + piece.offset, piece.rows(), piece.cols());
+      }
+    }
   }
 
   Status CombineLanes() {
@@ -169,6 +198,7 @@ class TypedPass : public StepPass {
   RankContext context_;
   ShardTree shard_tree_, lane_tree_;
   Transformer<T> transformer_;
+  Probe* probe_ = nullptr;
   std::vector<std::vector<T>> weights_;             // copies, where the policy needs them
   std::vector<std::vector<std::vector<T>>> lanes_;  // [lane][slab]
   std::vector<std::vector<T>> finished_;            // a micro-batch's gradient before it is added

@@ -28,6 +28,7 @@ class StepPass {
   virtual ~StepPass() = default;
 
   virtual void set_probe(Probe* probe) = 0;
+  virtual Probe* probe() const = 0;
 
   // Mean cross-entropy of a batch, in nats. Changes nothing.
   virtual Result<double> Loss(const RankState& state, const TokenBatch& batch,

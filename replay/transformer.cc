@@ -205,6 +205,16 @@ void Transformer<T>::EmitShards(const std::string& op, const ShardBuffers& buffe
   }
 }
 
+template <class T>
+void Transformer<T>::EmitOwners(const std::string& op, const ShardBuffers& buffers, int64_t cols,
+                                int tensor) {
+  for (int i = 0; probe_ && i < shards(); ++i) {
+    if (!IsOwner(i, tensor)) continue;
+    Emit(op + "/shard" + std::to_string(map_.first_shard() + i), buffers[i].data(),
+         static_cast<int64_t>(buffers[i].size()) / cols, cols);
+  }
+}
+
 // -------------------------------------------------------------------------------- products, norms
 
 // y = x W^T
@@ -780,8 +790,8 @@ Status Transformer<T>::BackwardAttention(int64_t l, LayerSaved* s) {
   EmitShards(layer + "attention.grad", da_, shape.q_cols());
   RT_RETURN_IF_ERROR(CombineSharedKv(l));
   EmitShards(layer + "q_rope.grad", dq_, shape.q_cols());
-  EmitShards(layer + "k_rope.grad", dk_, shape.kv_cols());
-  EmitShards(layer + "v_norm.grad", dv_, shape.kv_cols());
+  EmitOwners(layer + "k_rope.grad", dk_, shape.kv_cols(), t.k);
+  EmitOwners(layer + "v_norm.grad", dv_, shape.kv_cols(), t.k);
   RT_RETURN_IF_ERROR(BackwardQkv(l, s));
   EmitLayer(l, "input_norm.grad", dh_.data(), tokens_, H);
   if (model_.AppliesPreNorm()) {
@@ -882,8 +892,8 @@ Status Transformer<T>::BackwardQkv(int64_t l, LayerSaved* s) {
   }
   const std::string layer = "layer" + std::to_string(l) + "/";
   EmitShards(layer + "q_proj.grad", dq_, shape.q_cols());
-  EmitShards(layer + "k_proj.grad", dk_, shape.kv_cols());
-  if (t.v >= 0) EmitShards(layer + "v_proj.grad", dv_, shape.kv_cols());
+  EmitOwners(layer + "k_proj.grad", dk_, shape.kv_cols(), t.k);
+  if (t.v >= 0) EmitOwners(layer + "v_proj.grad", dv_, shape.kv_cols(), t.v);
   engine_.MultiplyBatch<T>(products);
   std::vector<Term> terms = {{&dq_, t.q}, {&dk_, t.k}};
   if (t.v >= 0) terms.push_back({&dv_, t.v});

@@ -140,6 +140,9 @@ class Transformer {
 
   void Emit(const std::string& op, const T* data, int64_t rows, int64_t cols);
   void EmitShards(const std::string& op, const ShardBuffers& buffers, int64_t cols);
+  // Of the shards that own `tensor`: what the others have of a shared KV head's gradient depends on
+  // where the shards live.
+  void EmitOwners(const std::string& op, const ShardBuffers& buffers, int64_t cols, int tensor);
   void EmitLayer(int64_t l, const std::string& op, const T* data, int64_t rows, int64_t cols);
 
   const Recipe& recipe_;

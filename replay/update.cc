@@ -393,12 +393,54 @@ Result<Clips> Updater::Gradient(const RankState& state, const UpdateDirective& d
   return ClipGradient(recipe_, map_.layout().tensors(), squares, state.state.memory);
 }
 
+void Updater::EmitPieces(const std::string& suffix,
+                         const std::function<const float*(int slab)>& elements) const {
+  const Layout& layout = map_.layout();
+  for (int i = 0; i < map_.shard_count(); ++i) {
+    const int shard = map_.first_shard() + i;
+    for (const Piece& piece : layout.pieces(shard)) {
+      pass_->probe()->Op(
+          fmt::format("optimizer/{}{}/shard{}", layout.tensors()[piece.tensor].name, suffix, shard),
+          elements(i) + piece.offset, piece.rows(), piece.cols());
+    }
+  }
+}
+
+void Updater::EmitGradient() const {
+  if (pass_->probe() == nullptr) return;
+  EmitPieces("#g", [this](int slab) { return pass_->gradient(slab).data(); });
+}
+
+void Updater::EmitOptimizer(const UpdateRecord& record, const OptimizerBlock& block,
+                            const RankState& state) const {
+  if (pass_->probe() == nullptr) return;
+  const std::vector<double>& norms = record.tensor_norms;
+  pass_->probe()->Op("optimizer/norms", norms.data(), std::ssize(norms), 1);
+  std::vector<double> rows;
+  for (const OptimizerRow& r : block.rows) {
+    for (const double x :
+         {static_cast<double>(r.action), static_cast<double>(r.t), double{r.lr}, double{r.beta1},
+          double{r.one_minus_beta1}, double{r.beta2}, double{r.one_minus_beta2},
+          double{r.bias_correction1}, double{r.bias_correction2}, double{r.eps},
+          double{r.weight_decay}, double{r.clip}, double{r.update_clip}}) {
+      rows.push_back(x);
+    }
+  }
+  const int64_t tensors = std::ssize(block.rows);
+  pass_->probe()->Op("optimizer/rows", rows.data(), tensors, std::ssize(rows) / tensors);
+  for (const Component c : {Component::kParameter, Component::kM, Component::kV}) {
+    EmitPieces(std::string("#") + ComponentName(c),
+               [&](int slab) { return state.slab(slab).slab(c).data(); });
+  }
+}
+
 Result<UpdateResult> Updater::Run(RankState* state, const UpdateDirective& directive) {
   Counters& counters = state->state.counters;
   const std::vector<TensorSpec>& tensors = map_.layout().tensors();
   UpdateResult result;
   UpdateRecord& record = result.record;
   RT_RETURN_IF_ERROR(Measure(*state, directive, &record));
+  EmitGradient();
   RT_ASSIGN_OR_RETURN(const GradientSquares squares, Squares());
   const Clips clips = ClipGradient(recipe_, tensors, squares, state->state.memory);
   for (double square : squares.tensors) record.tensor_norms.push_back(math::Sqrt(square));
@@ -419,6 +461,7 @@ Result<UpdateResult> Updater::Run(RankState* state, const UpdateDirective& direc
     record.tensor_update_clips.push_back(result.block.rows[t].update_clip);
   }
   RT_ASSIGN_OR_RETURN(record.norms, Apply(result.block, state));
+  EmitOptimizer(record, result.block, *state);
   if (recipe_.store.flight.update_rms > 0) {
     RT_ASSIGN_OR_RETURN(record.update_rms, UpdateRms(*state, result.block));
   }

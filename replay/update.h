@@ -72,7 +72,7 @@ class Updater {
   Result<Clips> Gradient(const RankState& state, const UpdateDirective& directive);
 
   const std::vector<float>& gradient(int slab) const { return pass_->gradient(slab); }
-  StepPass& pass() { return *pass_; }
+  StepPass& pass() { return *pass_; }  // its probe sees the optimizer too
 
   // Mean loss of the recipe's evaluation batch at a state; nullopt where it names none.
   Result<std::optional<double>> EvaluationLoss(const RankState& state);
@@ -91,6 +91,11 @@ class Updater {
   UpdateAction Decide(const UpdateDirective& directive, UpdateResult* result) const;
   Status ClipUpdates(const RankState& state, OptimizerBlock* block) const;
   Result<TensorNorms> Apply(const OptimizerBlock& block, RankState* state);
+  void EmitPieces(const std::string& suffix,
+                  const std::function<const float*(int slab)>& elements) const;
+  void EmitGradient() const;
+  void EmitOptimizer(const UpdateRecord& record, const OptimizerBlock& block,
+                     const RankState& state) const;
   std::string FirstNonFinite(const UpdateRecord& record) const;
   Status DigestTokens(const std::vector<int64_t>& samples, UpdateRecord* record) const;
 

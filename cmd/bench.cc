@@ -16,6 +16,7 @@
 #include "cmd/text_table.h"
 #include "core/recipe_toml.h"
 #include "formats/file_ops.h"
+#include "kernels/attention_bench.h"
 #include "kernels/gemm_bench.h"
 #include "kernels/op_samples.h"
 #include "replay/random_batches.h"
@@ -29,6 +30,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kExamples[] = R"(Examples:
   retrace bench gemm --threads 1
+  retrace bench attention examples/bench_100m.toml
   retrace bench ops --isa avx2
   retrace bench step examples/bench_100m.toml --updates 5 --tp 2 --random-tokens
   retrace bench step examples/bench_spike.toml --random-tokens --profile trace.json
@@ -103,6 +105,67 @@ void RunGemm(const BenchFlags& flags) {
     }
     fmt::print("\n");
   }
+}
+
+// -------------------------------------------------------------------------------------- attention
+
+Json AttentionJson(const AttentionBenchRow& r, const AttentionBenchRow* scalar) {
+  Json row = {{"attention", r.name},
+              {"sequences", r.sequences},
+              {"length", r.length},
+              {"query_heads", r.query_heads},
+              {"kv_heads", r.kv_heads},
+              {"head_dim", r.dim},
+              {"window", r.window},
+              {"forward_seconds", r.forward_seconds},
+              {"backward_seconds", r.backward_seconds}};
+  if (scalar == nullptr) return row;
+  row["scalar_forward_seconds"] = scalar->forward_seconds;
+  row["scalar_backward_seconds"] = scalar->backward_seconds;
+  return row;
+}
+
+void PrintAttention(const std::vector<AttentionBenchRow>& rows,
+                    const std::vector<AttentionBenchRow>& scalar) {
+  fmt::print("{:<24} {:>5} {:>6} {:>6} {:>3} {:>4} {:>7} {:>11} {:>11}{}\n", "attention", "seqs",
+             "length", "heads", "kv", "dim", "window", "forward ms", "backward ms",
+             scalar.empty() ? "" : "  ratios");
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const AttentionBenchRow& r = rows[i];
+    fmt::print("{:<24} {:>5} {:>6} {:>6} {:>3} {:>4} {:>7} {:>11.3f} {:>11.3f}", r.name,
+               r.sequences, r.length, r.query_heads, r.kv_heads, r.dim, r.window,
+               r.forward_seconds * 1e3, r.backward_seconds * 1e3);
+    if (!scalar.empty()) {
+      fmt::print("  {:.1f} {:.1f}", scalar[i].forward_seconds / r.forward_seconds,
+                 scalar[i].backward_seconds / r.backward_seconds);
+    }
+    fmt::print("\n");
+  }
+}
+
+void RunAttention(const BenchFlags& flags) {
+  const JobOptions job = OrFail(ResolveJob(flags.job)).options;
+  const std::vector<AttentionBenchRow> shapes =
+      AttentionsOf(OrFail(LoadRecipe(flags.recipe, flags.overrides)));
+  const auto measure = [&](Isa isa) {
+    return AttentionBenchmark(shapes, isa, job.threads, flags.seconds);
+  };
+  const std::vector<AttentionBenchRow> rows = measure(job.isa);
+  std::vector<AttentionBenchRow> scalar;
+  if (!flags.no_scalar) scalar = measure(Isa::kScalar);
+  if (!flags.output.json) {
+    fmt::print("{}, {} threads, FP32{}\n", IsaName(job.isa), job.threads,
+               scalar.empty() ? "" : "; peer: scalar kernels of the same bits");
+    return PrintAttention(rows, scalar);
+  }
+  Json list = Json::array();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    list.push_back(AttentionJson(rows[i], scalar.empty() ? nullptr : &scalar[i]));
+  }
+  PrintJson({{"isa", IsaName(job.isa)},
+             {"threads", job.threads},
+             {"peer", scalar.empty() ? Json() : Json("scalar")},
+             {"rows", list}});
 }
 
 // -------------------------------------------------------------------------------------------- ops
@@ -297,6 +360,17 @@ void AddBenchCommand(CLI::App& app) {
   WholeIn(threads, 0, 1024)->capture_default_str();
   AddIsaFlag(gemm, &flags->job.isa);
   AddSeconds(gemm, flags);
+  CLI::App* attention =
+      AddPart(*bench, "attention", "Attention in a recipe's shapes, both kinds", flags, RunAttention);
+  attention->add_option("recipe", flags->recipe, "The recipe (TOML)")->required();
+  attention->add_option("--set", flags->overrides, "KEY=VALUE of the recipe; may be repeated")
+      ->allow_extra_args(false);
+  attention->add_flag("--no-scalar", flags->no_scalar, "Leave the scalar kernels out");
+  WholeIn(attention->add_option("--threads", flags->job.threads,
+                                "Threads; 0: one for each processor"), 0, 1024)
+      ->capture_default_str();
+  AddIsaFlag(attention, &flags->job.isa);
+  AddSeconds(attention, flags);
   CLI::App* ops = AddPart(*bench, "ops", "Every op of the op table", flags, RunOps);
   AddIsaFlag(ops, &flags->job.isa);
   AddSeconds(ops, flags);

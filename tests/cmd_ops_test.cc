@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -225,6 +226,22 @@ TEST(BenchCommand, OpsComparesEveryOpWithScalar) {
   const Finished ran = Retrace("bench ops --seconds 0.001 --json");
   ASSERT_EQ(0, ran.code) << ran.err;
   EXPECT_EQ(23u, ParseJson(ran)["rows"].size());  // the table has so many ops
+}
+
+TEST(BenchCommand, AttentionMeasuresBothLayerKindsByBothKindsOfAttention) {
+  const Finished ran =
+      Retrace("bench attention " + kSource + "/examples/tiny.toml --seconds 0.001 --json");
+  ASSERT_EQ(0, ran.code) << ran.err;
+  std::set<std::pair<int, int>> shapes;
+  for (const Json& row : ParseJson(ran)["rows"]) {
+    shapes.emplace(row["head_dim"], row["window"]);
+    for (const char* time : {"forward_seconds", "backward_seconds"}) {
+      EXPECT_GT(row[time], 0.0) << row;
+      EXPECT_GT(row[std::string("scalar_") + time], 0.0) << row;
+    }
+  }
+  EXPECT_EQ(4u, ParseJson(ran)["rows"].size());
+  EXPECT_EQ((std::set<std::pair<int, int>>{{8, 5}, {16, 0}}), shapes);
 }
 
 TEST(SelftestCommand, PrintsATableAndOneLastLine) {

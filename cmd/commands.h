@@ -18,6 +18,7 @@ void AddLogCommand(CLI::App& app);
 void AddReportCommand(CLI::App& app);
 void AddStatsCommand(CLI::App& app);
 void AddBlameCommand(CLI::App& app);
+void AddBisectCommand(CLI::App& app);
 void AddShowCommand(CLI::App& app);
 void AddDiffCommand(CLI::App& app);
 void AddTraceCommand(CLI::App& app);

@@ -73,6 +73,7 @@ int main(int argc, char** argv) {
   retrace::AddLogCommand(app);
   retrace::AddStatsCommand(app);
   retrace::AddBlameCommand(app);
+  retrace::AddBisectCommand(app);
   retrace::AddReportCommand(app);
   retrace::AddShowCommand(app);
   retrace::AddDiffCommand(app);

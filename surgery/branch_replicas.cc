@@ -14,12 +14,12 @@
 namespace retrace {
 namespace {
 
-// Of the evaluation batch, in the records of updates first..last.
-Result<std::vector<double>> EvaluationLosses(const RunReader& run, int64_t first, int64_t last) {
+// Of the evaluation batch where there is one, in the records of updates first..last.
+Result<std::vector<double>> LossesOf(const RunReader& run, int64_t first, int64_t last) {
   std::vector<double> losses;
   for (int64_t k = first; k <= last; ++k) {
     RT_ASSIGN_OR_RETURN(const UpdateRecord record, ParseRecord(run.history().Find(k)->record));
-    losses.push_back(*record.evaluation_loss);
+    losses.push_back(record.evaluation_loss.value_or(record.loss));
   }
   return losses;
 }
@@ -58,7 +58,7 @@ class BranchReplicas : public ReplicaSource {
 
 Status BranchReplicas::Prepare() {
   RT_ASSIGN_OR_RETURN(recipe_, ParseRecipe(run_.recipe_text(), run_.dir() + "/" + kRecipeName));
-  if (recipe_.data.evaluation_samples == 0) {
+  if (options_.evaluated && recipe_.data.evaluation_samples == 0) {
     return UsageError(run_.dir() +
                       ": an experiment compares the loss of the recipe's evaluation "
                       "batch, but data.evaluation_samples = 0");
@@ -88,8 +88,8 @@ std::string BranchReplicas::KeyText(const std::string& what) const {
 Result<std::vector<Intervention>> BranchReplicas::Script(const ReplicaSpec& spec) const {
   RT_ASSIGN_OR_RETURN(Intervention noise, ParseIntervention(fmt::format("perturb:sigma={},seed={}",
                                                                         spec.sigma, spec.seed)));
-  std::vector<Intervention> all = {std::move(noise)};
-  all.insert(all.end(), spec.arm->interventions.begin(), spec.arm->interventions.end());
+  std::vector<Intervention> all = spec.arm->interventions;
+  all.insert(options_.noise_last ? all.end() : all.begin(), std::move(noise));
   return all;
 }
 
@@ -142,7 +142,7 @@ int64_t BranchReplicas::ForkOf(const ExperimentArm& arm) const {
 Result<Replica> BranchReplicas::LiveBranch(const RunReader& parent, Job& job,
                                            const BranchPlan& branch, const Tick& tick) const {
   Replica replica;  // with what it shares with the control's
-  RT_ASSIGN_OR_RETURN(replica.losses, EvaluationLosses(parent, plan_.first, branch.first - 1));
+  RT_ASSIGN_OR_RETURN(replica.losses, LossesOf(parent, plan_.first, branch.first - 1));
   replica.state = parent.history().Find(branch.first - 1)->digest;
   Status halted;
   RT_RETURN_IF_ERROR(MakeBranchHere(parent, job, branch, Observe(&replica, tick), &halted));

@@ -29,6 +29,9 @@ struct ReplicaSpec {
 struct SourceOptions {
   JobOptions job;            // of a replica; tp = dp = 1
   bool keep_states = false;  // else records only
+  bool evaluated = true;     // a recipe without evaluation batch is refused; else losses are those of
+                             // the updates' batches where there is none
+  bool noise_last = false;   // behind the surgery, which may replace what noise changed; else before
 };
 
 using Tick = std::function<void()>;  // after each update

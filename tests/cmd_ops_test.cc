@@ -232,15 +232,16 @@ TEST(BenchCommand, AttentionMeasuresBothLayerKindsByBothKindsOfAttention) {
   const Finished ran =
       Retrace("bench attention " + kSource + "/examples/tiny.toml --seconds 0.001 --json");
   ASSERT_EQ(0, ran.code) << ran.err;
+  const Json json = ParseJson(ran);
   std::set<std::pair<int, int>> shapes;
-  for (const Json& row : ParseJson(ran)["rows"]) {
+  for (const Json& row : json["rows"]) {
     shapes.emplace(row["head_dim"], row["window"]);
     for (const char* time : {"forward_seconds", "backward_seconds"}) {
       EXPECT_GT(row[time], 0.0) << row;
       EXPECT_GT(row[std::string("scalar_") + time], 0.0) << row;
     }
   }
-  EXPECT_EQ(4u, ParseJson(ran)["rows"].size());
+  EXPECT_EQ(4u, json["rows"].size());
   EXPECT_EQ((std::set<std::pair<int, int>>{{8, 5}, {16, 0}}), shapes);
 }
 

@@ -32,6 +32,7 @@ void AddPruneCommand(CLI::App& app);
 void AddPackCommand(CLI::App& app);
 void AddDuCommand(CLI::App& app);
 void AddRecipeCommand(CLI::App& app);
+void AddPlanCommand(CLI::App& app);
 void AddInterventionsCommand(CLI::App& app);
 void AddSelftestCommand(CLI::App& app);
 void AddBenchCommand(CLI::App& app);

@@ -88,6 +88,7 @@ int main(int argc, char** argv) {
   retrace::AddPackCommand(app);
   retrace::AddDuCommand(app);
   retrace::AddRecipeCommand(app);
+  retrace::AddPlanCommand(app);
   retrace::AddInterventionsCommand(app);
   retrace::AddSelftestCommand(app);
   retrace::AddBenchCommand(app);

@@ -79,7 +79,7 @@ Status CheckHostMemory(Comm& comm, int64_t needed_bytes) {
     return UnsupportedError(fmt::format(
         "this recipe needs about {:.1f} GB of memory on one host, for {} rank{}, and there are "
         "{:.1f}. "
-        "'retrace recipe plan' says for what; smaller micro-batches, "
+        "'retrace plan' says for what; smaller micro-batches, "
         "execution.recompute_activations or ranks on more hosts need less",
         together / 1e9, ranks, ranks == 1 ? "" : "s", static_cast<double>(host.memory) / 1e9));
   }

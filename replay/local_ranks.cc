@@ -55,7 +55,7 @@ Status Call(const std::function<Status(Comm&)>& fn, Comm& comm) {
     return fn(comm);
   } catch (const std::bad_alloc&) {
     return FailedError(fmt::format(
-        "rank {}: out of memory. 'retrace recipe plan' says what a recipe needs; smaller "
+        "rank {}: out of memory. 'retrace plan' says what a recipe needs; smaller "
         "micro-batches or execution.recompute_activations need less",
         comm.rank()));
   } catch (const std::exception& error) {

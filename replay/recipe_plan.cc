@@ -1,6 +1,8 @@
 #include "replay/recipe_plan.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "core/layout.h"
 
@@ -140,15 +142,65 @@ double UpdateFlops(const Recipe& recipe, const Layout& layout) {
   return 2 * ForwardProducts(recipe, layout) * (passes * tokens + evaluated);
 }
 
-// By formula: a recipe may name 2^40 steps.
+// first, first + step, ... up to last; empty where last < first.
+struct Progression {
+  int64_t first = 0, step = 1, last = -1;
+
+  int64_t Count() const { return last < first ? 0 : (last - first) / step + 1; }
+};
+
+// x with base * x = 1 modulo `modulus`, of which base is prime to; by Euclid's algorithm.
+int64_t InverseModulo(int64_t base, int64_t modulus) {
+  int64_t r0 = modulus, r1 = base % modulus, t0 = 0, t1 = 1;
+  while (r1 != 0) {
+    const int64_t quotient = r0 / r1;
+    r0 = std::exchange(r1, r0 - quotient * r1);
+    t0 = std::exchange(t1, t0 - quotient * t1);
+  }
+  return (t0 % modulus + modulus) % modulus;
+}
+
+// What is in both: again a progression, with the least common multiple as its step.
+Progression Both(const Progression& a, const Progression& b) {
+  const int64_t common = std::gcd(a.step, b.step);
+  if (a.Count() == 0 || b.Count() == 0 || (b.first - a.first) % common != 0) return {};
+  const int64_t from = std::max(a.first, b.first), last = std::min(a.last, b.last);
+  const int64_t start = a.first + (from - a.first + a.step - 1) / a.step * a.step;
+  // The i-th member of a from `start` on is in b where start + i * a.step = b.first modulo b.step.
+  const int64_t cycle = b.step / common;
+  const int64_t gap = (((b.first - start) / common) % cycle + cycle) % cycle;
+  const __int128 i = static_cast<__int128>(gap) * InverseModulo(a.step / common, cycle) % cycle;
+  const __int128 first = start + i * a.step;
+  if (first > last) return {};
+  const __int128 step = static_cast<__int128>(a.step) * cycle;
+  return {static_cast<int64_t>(first),
+          static_cast<int64_t>(std::min<__int128>(step, int64_t{1} << 62)), last};
+}
+
+int64_t CountOfUnion(const Progression& a, const Progression& b, const Progression& c) {
+  const Progression ab = Both(a, b);
+  return a.Count() + b.Count() + c.Count() - ab.Count() - Both(a, c).Count() -
+         Both(b, c).Count() + Both(ab, c).Count();
+}
+
+// As KeepOf (retention.h) decides for positions 0 .. steps; by formula, since a recipe may name 2^40
+// steps. tests/recipe_plan_test.cc counts with KeepOf.
 void CountKept(const Recipe& recipe, RecipePlan* plan) {
   const StoreRecipe& store = recipe.store;
-  const int64_t first = std::max<int64_t>(0, store.window_first);
-  const int64_t length =
-      std::max<int64_t>(0, std::min(recipe.steps, store.window_last) + 1 - first);
-  plan->window_keyframes = (length + store.keyframe_every - 1) / store.keyframe_every;
-  plan->window_journals = length - plan->window_keyframes;
-  plan->every_keyframes = store.every > 0 ? recipe.steps / store.every : 0;
+  const int64_t steps = recipe.steps;
+  // The first state is a keyframe whatever the policy.
+  const Progression every = {0, store.every > 0 ? store.every : steps + 1, steps};
+  const int64_t begin = std::max<int64_t>(0, store.window_first);
+  const Progression window = {begin, store.keyframe_every, std::min(steps, store.window_last)};
+  const Progression ring = {0, store.keyframe_every, store.HasRing() ? steps : -1};
+  plan->keyframes = CountOfUnion(every, window, ring);
+  const int64_t kept = store.HasRing()
+                           ? steps + 1
+                           : CountOfUnion(every, {window.first, 1, window.last}, {});
+  plan->journals = kept - plan->keyframes;
+  const bool last_kept = store.HasRing() || (window.Count() > 0 && window.last == steps) ||
+                         (store.every > 0 && steps % store.every == 0) || steps == 0;
+  if (!last_kept) ++plan->keyframes;
 }
 
 }  // namespace
@@ -167,8 +219,7 @@ Result<RecipePlan> PlanRecipe(const Recipe& recipe, int tp, int dp) {
     plan.ranks.push_back(PlanRank(recipe, map, place));
   }
   plan.keyframe_bytes = kNumComponents * plan.parameters * 4;
-  plan.journal_bytes =
-      static_cast<int64_t>(kJournalBytesPerParameter * static_cast<double>(plan.parameters));
+  plan.journal_bytes = plan.parameters * 4;
   CountKept(recipe, &plan);
   return plan;
 }

@@ -1,5 +1,6 @@
 // RecipePlan: what a recipe asks of a machine, computed without allocating any of it. Used by
-// `retrace recipe plan` and, for its count of operations, by `retrace bench step`.
+// `retrace plan` (on GPUs: gpu_plan.h), before a job allocates anything and, for its count of
+// operations, by `retrace bench step`.
 //
 // Counts the large buffers of a rank: its state, its gradients, copies of the weights in the
 // compute format, activations with what the backward pass keeps, and the recorder's staging. Left
@@ -42,16 +43,23 @@ struct RecipePlan {
   double flops = 0;    // of an update, by matrix products alone: 2 per multiply-add
   std::vector<RankPlan> ranks;
 
-  // What storage gets.
-  int64_t keyframe_bytes = 0;                         // of FP32, before compression
-  int64_t journal_bytes = 0;                          // an estimate, see kJournalBytesPerParameter
-  int64_t window_keyframes = 0, window_journals = 0;  // that store.window keeps
-  int64_t every_keyframes = 0;  // that store.every keeps; some may lie in the window
+  // What storage gets in FP32, before compression: exact, of all ranks together.
+  int64_t keyframe_bytes = 0;  // parameters, m and v
+  int64_t journal_bytes = 0;   // the gradient
+  // Steps with files that a run of all updates writes, its first and last state included. A ring
+  // (keep_last, flight recorder) removes most of them again.
+  int64_t keyframes = 0, journals = 0;
+
+  double stored_bytes() const {
+    return static_cast<double>(keyframes) * static_cast<double>(keyframe_bytes) +
+           static_cast<double>(journals) * static_cast<double>(journal_bytes);
+  }
 };
 
-// Measured on gradients of small models, byte-shuffled and compressed with zstd level 1; `retrace
-// bench store RUN` measures it on a run.
-inline constexpr double kJournalBytesPerParameter = 3.4;
+// Bytes of files for each parameter, an estimate: measured on small models (docs/performance.md),
+// byte-shuffled and compressed with zstd; `retrace bench store RUN` measures them on a run.
+inline constexpr double kKeyframeFileBytes = 8.5;
+inline constexpr double kJournalFileBytes = 3.4;
 
 // One rank's part of it.
 RankPlan PlanRank(const Recipe& recipe, const ParameterMap& map, const RankPlace& place);

@@ -79,17 +79,42 @@ TEST(RecipeCommand, PrintIsCanonicalAndReadsBackToItself) {
   EXPECT_EQ(4u, keys["model.layer_types"].size());
 }
 
-TEST(RecipeCommand, PlanOfTheLargeModelAllocatesNothingOfIt) {
-  const Finished ran =
-      Retrace("recipe plan " + kSource + "/examples/gemma4_31b.toml --tp 4 --json");
+TEST(PlanCommand, PlanOfTheLargeModelAllocatesNothingOfIt) {
+  const std::string recipe = kSource + "/examples/gemma4_31b.toml";
+  const Finished ran = Retrace("plan " + recipe + " --tp 4 --json");
   ASSERT_EQ(0, ran.code) << ran.err;
   const Json plan = ParseJson(ran);
   EXPECT_EQ(30697345280, plan["parameters"].get<int64_t>());
   EXPECT_EQ(4u, plan["ranks"].size());
-  const Finished text = Retrace("recipe plan " + kSource + "/examples/gemma4_31b.toml --tp 2");
+  const Finished text = Retrace("plan " + recipe + " --tp 2");
   EXPECT_TRUE(Contains(text.out, "30,697,345,280")) << text.out;
   EXPECT_TRUE(Contains(text.out, "estimate")) << text.out;
-  EXPECT_EQ(2, Retrace("recipe plan " + kSource + "/examples/gemma4_31b.toml --tp 3").code);
+  EXPECT_EQ(2, Retrace("plan " + recipe + " --tp 3").code);
+}
+
+TEST(PlanCommand, OnGpusItSaysWhetherItFitsAndWhatWould) {
+  const std::string recipe = kSource + "/examples/gemma4_31b.toml";
+  const Finished small = Retrace("plan " + recipe + " --gpus 16 --tp 4 --dp 4 --gpu-memory 80G");
+  EXPECT_EQ(1, small.code) << small.err;
+  EXPECT_TRUE(Contains(small.out, "does not fit: ")) << small.out;
+  EXPECT_TRUE(Contains(small.out, "--gpus 16 --tp 16 --dp 1 --set topology.virtual_shards=16 --set "
+                                  "topology.lanes=1"))
+      << small.out;
+  const std::string shards = " --set topology.virtual_shards=16 --set topology.lanes=1";
+  const Json fits = ParseJson(Retrace("plan " + recipe + " --gpus 16" + shards + " --json"));
+  EXPECT_TRUE(fits["fits"].get<bool>());
+  EXPECT_EQ(16, fits["tp"]);
+  EXPECT_EQ(80000000000, fits["gpu_memory"].get<int64_t>());
+  EXPECT_EQ("native", fits["levels"][1]["level"]);
+  EXPECT_LT(fits["levels"][1]["update_seconds"], fits["levels"][0]["update_seconds"]);
+  const Json larger = ParseJson(
+      Retrace("plan " + recipe + " --gpus 4 --gpu-memory 282GiB --set topology.lanes=1 --json"));
+  EXPECT_EQ(int64_t{282} << 30, larger["gpu_memory"].get<int64_t>());
+  for (const char* wrong : {"--gpus 16 --tp 4 --dp 2", "--gpus 0", "--gpus 3 --tp 3",
+                            "--gpu-memory 80G", "--gpus 4 --gpu-memory 80X",
+                            "--gpus 4 --peak-fp32 nan", "--gpus 4 --gpu-memory -1"}) {
+    EXPECT_EQ(2, Retrace("plan " + recipe + " " + wrong).code) << wrong;
+  }
 }
 
 TEST(RecipeCommand, KeysListsAllASectionOrOne) {
@@ -306,7 +331,7 @@ TEST(Manual, ThePageInTheTreeIsUpToDate) {
 
 TEST(Manual, HasEveryCommandAndEveryExitCode) {
   const Finished man = Retrace("man");
-  for (const char* command : {"train", "replay", "verify", "recipe plan", "data build", "selftest",
+  for (const char* command : {"train", "replay", "verify", "plan", "data build", "selftest",
                               "bench step", "interventions", "completion"}) {
     EXPECT_TRUE(Contains(man.out, std::string(".SS \\fBretrace ") + command)) << command;
   }

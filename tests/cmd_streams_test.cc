@@ -103,7 +103,7 @@ TEST(Streams, AReportThatIsLostIsAnError) {
   for (const std::string& words :
        {"show " + run, "log " + run, "log " + run + " --json", "diff " + run + " " + run,
         "verify " + run + " -q", "replay " + run + " --steps 1..1 -q", "recipe print " + recipe,
-        "recipe plan " + recipe, std::string("recipe keys"), std::string("interventions"),
+        "plan " + recipe, std::string("recipe keys"), std::string("interventions"),
         std::string("man"), std::string("completion bash"), std::string("--version"),
         std::string("train --help"), "data inspect " + Quoted(TestData("dataset/tiny"))}) {
     for (const char* redirection : {">/dev/full", ">&-"}) {

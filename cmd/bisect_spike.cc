@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 struct SpikeSearch {
   const BisectFlags& flags;
   std::vector<Intervention> interventions;
-  std::string what;  // the interventions, canonical
+  std::string what;  // the interventions, as they were given
   std::string out;
   UpdateRange range;
 };
@@ -27,26 +27,30 @@ std::vector<const Prevention*> ProbesOf(const NoReturn& found) {
   return probes;
 }
 
+std::string UndecidedText(const NoReturn& found) {
+  const std::vector<int64_t> undecided = found.Undecided();
+  if (undecided.empty()) return "";
+  return fmt::format("Undecided, between 40 and 80 %: update{} {}.\n",
+                     undecided.size() > 1 ? "s" : "", fmt::join(undecided, ", "));
+}
+
 // The answer in a sentence or two.
 std::string AnswerText(const SpikeSearch& search, const NoReturn& found) {
   std::string text;
   if (!found.complete) text = "The search is not at its end; the best so far: ";
-  const std::vector<int64_t> undecided = found.Undecided();
   if (!found.last_prevented) {
-    return text + fmt::format("{} prevents the spike from no update on that was probed.\n",
-                              search.what);
+    return text + fmt::format("{} prevents the spike from none of the updates that were probed.\n",
+                              search.what) +
+           UndecidedText(found);
   }
   text += fmt::format("the point of no return {} update {}: from there on, {} still prevents the "
                       "spike",
-                      found.Decided() && undecided.empty() ? "is" : "is not before",
+                      found.Decided() && found.Undecided().empty() ? "is" : "is not before",
                       *found.last_prevented, search.what);
   text += fmt::format("; from update {} on it {}.\n", found.first_not,
                       found.first_not == found.spike ? "comes too late: the spike is there"
                                                      : "does not");
-  if (!undecided.empty()) {
-    text += fmt::format("Undecided, between 40 and 80 %: update{} {}.\n",
-                        undecided.size() > 1 ? "s" : "", fmt::join(undecided, ", "));
-  }
+  text += UndecidedText(found);
   text[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(text[0])));
   return text;
 }
@@ -110,7 +114,7 @@ std::string JsonText(const SpikeSearch& search, const NoReturn& found,
                      const PreventionTrials& trials) {
   Json json = {{"run", search.flags.run},
                {"out", search.out},
-               {"interventions", search.what},
+               {"interventions", Json::array()},
                {"predicate", search.flags.predicate},
                {"first", found.first},
                {"spike", found.spike},
@@ -125,6 +129,7 @@ std::string JsonText(const SpikeSearch& search, const NoReturn& found,
                {"updates_lived", trials.updates_lived()},
                {"replicas_found", trials.replicas_found()},
                {"probes", Json::array()}};
+  for (const Intervention& one : search.interventions) json["interventions"].push_back(one.Text());
   if (found.last_prevented) json["last_prevented"] = *found.last_prevented;
   for (const auto& [update, p] : found.probes) {
     json["probes"].push_back({{"update", update},
@@ -157,9 +162,7 @@ std::vector<Intervention> UndatedOf(const std::vector<std::string>& texts) {
 void RunBisectSpike(const BisectFlags& flags) {
   const RunReader run = OrFail(RunReader::Open(flags.run));
   SpikeSearch search = {flags, UndatedOf(flags.interventions), "", "", {}};
-  for (const Intervention& one : search.interventions) {
-    search.what += (search.what.empty() ? "" : " ") + one.Text();
-  }
+  search.what = fmt::format("{}", fmt::join(flags.interventions, " "));
   SearchSession session(flags, run, "spike");
   search.out = session.out();
   search.range = session.range();
@@ -175,6 +178,7 @@ void RunBisectSpike(const BisectFlags& flags) {
   const NoReturn nothing = {.first = search.range.first,
                             .spike = session.spike(),
                             .probes = {},
+                            .asked = 0,
                             .complete = false,
                             .violations = {},
                             .last_prevented = {},
@@ -184,7 +188,9 @@ void RunBisectSpike(const BisectFlags& flags) {
       trials, search.interventions,
       {.checks = flags.checks, .progress = [&](const NoReturn& best) {
          session.set_best(report(best));
-         session.Say(fmt::format("probed {}: {}", best.probes.size(), AnswerText(search, best)));
+         const Prevention& p = best.probes.at(best.asked);
+         session.Say(fmt::format("from update {} on: {}, no spike in {}", best.asked,
+                                 PreventsName(p.answer), OfText(p.without, p.replicas)));
        }});
   session.Finish();
   if (!found.ok()) Fail(found.status());

@@ -18,7 +18,7 @@ Status Edit(const Arguments& arguments, Job& job) {
   RT_ASSIGN_OR_RETURN(const double weight, NumberArgumentIn(arguments, "weight", 0, 1));
   RT_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
                       PartsArgument(arguments, "what", kParts));
-  RT_ASSIGN_OR_RETURN(const Donor donor, ReadDonor(arguments, job));
+  RT_ASSIGN_OR_RETURN(const std::shared_ptr<const Donor> donor, ReadDonor(arguments, job));
   const double rest = 1.0 - weight;
   const auto mean = [&](float* mine, const float* others, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
@@ -28,9 +28,9 @@ Status Edit(const Arguments& arguments, Job& job) {
   };
   const std::string& only = arguments.at("only");
   for (const std::string& part : parts) {
-    if (part == "p") ForEachCommonRun(donor, only, Component::kParameter, job, mean);
-    if (part == "m") ForEachCommonRun(donor, only, Component::kM, job, mean);
-    if (part == "v") ForEachCommonRun(donor, only, Component::kV, job, mean);
+    if (part == "p") ForEachCommonRun(*donor, only, Component::kParameter, job, mean);
+    if (part == "m") ForEachCommonRun(*donor, only, Component::kM, job, mean);
+    if (part == "v") ForEachCommonRun(*donor, only, Component::kV, job, mean);
   }
   return {};
 }

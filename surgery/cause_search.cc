@@ -127,13 +127,13 @@ Status CauseSearch::CompareWithHealthy() {
 
 Status CauseSearch::Compare(Job& job) {
   RT_ASSIGN_OR_RETURN(const Intervention graft, Graft(options_, healthy_digest_, "p+m+v", "*"));
-  RT_ASSIGN_OR_RETURN(const Donor donor, ReadDonor(graft.arguments, job));
+  RT_ASSIGN_OR_RETURN(donor_, ReadDonor(graft.arguments, job));
   for (CausePart part : kStateParts) {
     std::vector<bool>& differs = differs_[static_cast<size_t>(part)];
     for (size_t t = 0; t < differs.size(); ++t) {
       if (!differs[t]) continue;  // not asked about
       bool equal = true;
-      ForEachCommonRun(donor, job.layout().tensors()[t].name, static_cast<Component>(part), job,
+      ForEachCommonRun(*donor_, job.layout().tensors()[t].name, static_cast<Component>(part), job,
                        [&](float* mine, const float* others, int64_t n) {
                          equal = equal && std::memcmp(mine, others, n * sizeof(float)) == 0;
                        });

@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "surgery/donor.h"
 #include "surgery/prevention.h"
 #include "surgery/tensor_tree.h"
 
@@ -99,6 +100,7 @@ class CauseSearch {
   std::array<std::vector<bool>, 3> differs_;  // [component][tensor]
   std::vector<std::string> data_;             // interventions that replace the data; none: equal
   std::string healthy_digest_;
+  std::shared_ptr<const Donor> donor_;        // held, so that no replica reads it again
   std::function<void(const Cause&)> progress_;
   Cause best_;
 };

@@ -3,26 +3,55 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "core/recipe_toml.h"
 
 namespace retrace {
 namespace {
 
-Result<Donor> Read(const Arguments& arguments, Engine& engine) {
+// The donor that was read last, for as long as somebody holds it: a search transplants from one state
+// thousands of times, from several threads.
+class HeldDonor {
+ public:
+  std::shared_ptr<const Donor> Find(const std::string& key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return key == key_ ? donor_.lock() : nullptr;
+  }
+  void Hold(const std::string& key, const std::shared_ptr<const Donor>& donor) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    key_ = key;
+    donor_ = donor;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string key_;  // all that the state depends on: its digest, and its layout
+  std::weak_ptr<const Donor> donor_;
+};
+
+Result<std::shared_ptr<const Donor>> Read(const Arguments& arguments, Engine& engine) {
   const std::string& from = arguments.at("from");
   RT_ASSIGN_OR_RETURN(const uint64_t at, WholeArgument(arguments, "at"));
   const int64_t position = static_cast<int64_t>(at);
   RT_ASSIGN_OR_RETURN(const RunReader run, RunReader::Open(from, engine.threads()));
   RT_ASSIGN_OR_RETURN(const Recipe recipe, ParseRecipe(run.recipe_text(), from + "/recipe.toml"));
   RT_ASSIGN_OR_RETURN(Layout layout, Layout::Make(recipe.model, recipe.topology.virtual_shards));
-  RT_ASSIGN_OR_RETURN(State state, Timeline(run, layout, engine).Seek(position));
-  const std::string digest = run.history().Find(position)->digest.Hex();
+  static HeldDonor held;
+  const PositionEntry* entry = run.history().Find(position);
+  const std::string key = (entry != nullptr ? entry->digest.Hex() : "") + run.recipe_text();
+  std::shared_ptr<const Donor> donor = held.Find(key);
+  if (donor == nullptr) {
+    RT_ASSIGN_OR_RETURN(State state, Timeline(run, layout, engine).Seek(position));
+    donor = std::make_shared<const Donor>(Donor{std::move(layout), std::move(state)});
+    held.Hold(key, donor);
+  }
+  const std::string digest = entry->digest.Hex();
   if (arguments.at("digest") != "any" && arguments.at("digest") != digest) {
     return UsageError(fmt::format("digest: expected {}, but {}@{} has {}", arguments.at("digest"),
                                   from, position, digest));
   }
-  return Donor{std::move(layout), std::move(state)};
+  return donor;
 }
 
 // Every tensor that matches has to exist in the donor, with the same shape.
@@ -68,10 +97,10 @@ Status CheckDonorArguments(const Arguments& arguments) {
   return WholeArgument(arguments, "at").status();
 }
 
-Result<Donor> ReadDonor(const Arguments& arguments, Job& job) {
-  Result<Donor> donor = Read(arguments, job.engine());
+Result<std::shared_ptr<const Donor>> ReadDonor(const Arguments& arguments, Job& job) {
+  Result<std::shared_ptr<const Donor>> donor = Read(arguments, job.engine());
   Status status = donor.status();
-  if (status.ok()) status = CheckShapes(*donor, job.layout(), arguments);
+  if (status.ok()) status = CheckShapes(**donor, job.layout(), arguments);
   RT_RETURN_IF_ERROR(AgreeOnStatus(job.comm(), status));
   return donor;
 }

@@ -4,6 +4,7 @@
 #define RETRACE_SURGERY_DONOR_H_
 
 #include <functional>
+#include <memory>
 
 #include "surgery/intervention.h"
 
@@ -19,8 +20,9 @@ struct Donor {
 };
 
 // Collective: every rank reads the whole state, or all fail. Every tensor that `only` matches has
-// to be there with the shape that the job has. Errors: kUsage.
-Result<Donor> ReadDonor(const Arguments& arguments, Job& job);
+// to be there with the shape that the job has. Errors: kUsage. A donor that somebody holds already,
+// with the digest that the ledger has now, is not read again.
+Result<std::shared_ptr<const Donor>> ReadDonor(const Arguments& arguments, Job& job);
 
 // Calls visit(mine, others, n) for every run of elements of a component that this rank's shards and
 // the donor have in common, whatever the shards of either.

@@ -19,20 +19,20 @@ void Copy(float* mine, const float* others, int64_t n) { std::copy_n(others, n, 
 Status Edit(const Arguments& arguments, Job& job) {
   RT_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
                       PartsArgument(arguments, "what", kParts));
-  RT_ASSIGN_OR_RETURN(const Donor donor, ReadDonor(arguments, job));
+  RT_ASSIGN_OR_RETURN(const std::shared_ptr<const Donor> donor, ReadDonor(arguments, job));
   const std::string& only = arguments.at("only");
   Counters& counters = job.state().state.counters;
-  const Counters& others = donor.state.counters;
+  const Counters& others = donor->state.counters;
   for (const std::string& part : parts) {
-    if (part == "p") ForEachCommonRun(donor, only, Component::kParameter, job, Copy);
-    if (part == "m") ForEachCommonRun(donor, only, Component::kM, job, Copy);
-    if (part == "v") ForEachCommonRun(donor, only, Component::kV, job, Copy);
+    if (part == "p") ForEachCommonRun(*donor, only, Component::kParameter, job, Copy);
+    if (part == "m") ForEachCommonRun(*donor, only, Component::kM, job, Copy);
+    if (part == "v") ForEachCommonRun(*donor, only, Component::kV, job, Copy);
     if (part == "schedule") counters.schedule_index = others.schedule_index;
-    if (part == "memory") job.state().state.memory = donor.state.memory;
+    if (part == "memory") job.state().state.memory = donor->state.memory;
     if (part == "cursor") counters.data_cursor = others.data_cursor;
     for (size_t t = 0; part == "t" && t < counters.adam_t.size(); ++t) {
       const std::string& name = job.layout().tensors()[t].name;
-      if (GlobMatches(only, name)) counters.adam_t[t] = others.adam_t[donor.layout.Find(name)];
+      if (GlobMatches(only, name)) counters.adam_t[t] = others.adam_t[donor->layout.Find(name)];
     }
   }
   return {};

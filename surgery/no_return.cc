@@ -39,6 +39,7 @@ Result<const Prevention*> Search::Probe(int64_t update) {
                       trials_.Decide(update, interventions_));
   if (!prevention) return static_cast<const Prevention*>(nullptr);
   const Prevention* kept = &(found_.probes[update] = *prevention);
+  found_.asked = update;
   Conclude();
   if (options_.progress) options_.progress(found_);
   return kept;

@@ -24,6 +24,7 @@ namespace retrace {
 struct NoReturn {
   int64_t first = 0, spike = 0;          // A and S
   std::map<int64_t, Prevention> probes;  // by update
+  int64_t asked = 0;                     // of the last probe
   bool complete = false;                 // else the budget was spent before the end
   std::vector<int64_t> violations;       // probed updates that break the order
 

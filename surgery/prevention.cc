@@ -104,9 +104,13 @@ Result<std::optional<ReplayedUpdate>> PreventionTrials::Prove() {
                       MakeEnsemble(options_.range.first, {}));
   const Digest key = DigestOf(ensemble->source->ProofIdentity({}));
   if (log_->Find(key)) return std::optional<ReplayedUpdate>();
-  shown_ = {"control proof", lived_, 0, 0};
-  RT_ASSIGN_OR_RETURN(const std::optional<ReplayedUpdate> differs,
-                      ensemble->source->Prove("", [this] { Tell(); }));
+  int64_t proven = 0;
+  RT_ASSIGN_OR_RETURN(
+      const std::optional<ReplayedUpdate> differs, ensemble->source->Prove("", [&] {
+        shown_ = {fmt::format("control proof, {} of {}", ++proven, options_.range.size()), lived_,
+                  0, 0};
+        Tell();
+      }));
   if (differs) return differs;
   RT_RETURN_IF_ERROR(log_->Append(key, "proof: the control equals its recording", {}));
   return std::optional<ReplayedUpdate>();

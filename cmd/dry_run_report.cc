@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cmd/text_table.h"
@@ -63,6 +64,15 @@ std::string UpdateText(const SamplesChange& change) {
   return text + "\n";
 }
 
+constexpr size_t kNamesShown = 8;
+
+std::string NamesText(const std::vector<std::string>& names) {
+  const auto end = names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kNamesShown));
+  return fmt::format("    {} tensor{}: {}{}\n", names.size(), names.size() == 1 ? "" : "s",
+                     fmt::join(names.begin(), end, ", "),
+                     names.size() > kNamesShown ? ", ... (--json lists all)" : "");
+}
+
 std::string OneText(const OutputFlags& output, const PlannedIntervention& one) {
   const InterventionKind& kind = *one.intervention.kind;
   std::string text = Tinted(output, Tint::kBold, one.intervention.Text()) + "\n";
@@ -72,7 +82,7 @@ std::string OneText(const OutputFlags& output, const PlannedIntervention& one) {
     text += (one.known ? "    tried on " : "    not tried: ") + one.state + "\n";
   }
   if (!one.names.empty() && one.tensors.empty()) {
-    text += fmt::format("    {} tensors: {}\n", one.names.size(), fmt::join(one.names, ", "));
+    text += NamesText(one.names);
   }
   text += TensorsText(output, one);
   text += CountersText(one.counters);
@@ -81,6 +91,9 @@ std::string OneText(const OutputFlags& output, const PlannedIntervention& one) {
     text += fmt::format("    {}: {} -> {}\n", change.key, change.a, change.b);
   }
   for (const SamplesChange& change : one.updates) text += UpdateText(change);
+  if (const int64_t more = one.updates_changed - std::ssize(one.updates); more > 0) {
+    text += fmt::format("    and {} more update{}\n", more, more == 1 ? "" : "s");
+  }
   if (one.known && one.tensors.empty() && one.counters.empty() && one.memories.empty() &&
       one.recipe.empty() && one.updates.empty()) {
     text += "    changes nothing\n";
@@ -102,6 +115,7 @@ Json JsonOf(const PlannedIntervention& one) {
                {"counters", Json::array()},
                {"memories", one.memories},
                {"recipe", Json::array()},
+               {"updates_changed", one.updates_changed},
                {"updates", Json::array()}};
   for (const TensorChange& change : one.tensors) {
     json["tensors"].push_back({{"tensor", change.tensor},
@@ -123,7 +137,9 @@ Json JsonOf(const PlannedIntervention& one) {
                                {"samples_after", change.after},
                                {"cursor_before", change.cursor_before},
                                {"cursor_after", change.cursor_after},
-                               {"applied", !change.skipped}});
+                               {"applied", !change.skipped},
+                               {"t_advances", change.t_moves},
+                               {"schedule_advances", change.schedule_moves}});
   }
   return json;
 }

@@ -7,6 +7,7 @@
 
 #include "formats/gpt_index.h"
 #include "formats/indexed_dataset.h"
+#include "replay/recipe_plan.h"
 
 namespace retrace {
 namespace {
@@ -86,7 +87,7 @@ Result<GptSamples> OpenSplit(const Recipe& recipe, DataSplit part, std::optional
 Result<std::unique_ptr<BatchSource>> OpenBatchSource(const Recipe& recipe) {
   const DataRecipe& data = recipe.data;
   Result<GptSamples> training =
-      OpenSplit(recipe, DataSplit::kTrain, recipe.steps * data.SamplesPerStep());
+      OpenSplit(recipe, DataSplit::kTrain, PlannedSamples(recipe));
   if (!training.ok()) return training.status().Within("data.path = " + data.path);
   std::optional<GptSamples> validation;
   if (data.evaluation_samples > 0) {

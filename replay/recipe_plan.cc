@@ -224,4 +224,12 @@ Result<RecipePlan> PlanRecipe(const Recipe& recipe, int tp, int dp) {
   return plan;
 }
 
+int64_t PlannedSamples(const Recipe& recipe) {
+  return recipe.steps * recipe.data.SamplesPerStep();
+}
+
+int64_t UpdatesLeft(const Recipe& recipe, int64_t data_cursor) {
+  return std::max<int64_t>(0, PlannedSamples(recipe) - data_cursor) / recipe.data.SamplesPerStep();
+}
+
 }  // namespace retrace

@@ -1,6 +1,7 @@
-// RecipePlan: what a recipe asks of a machine, computed without allocating any of it. Used by
-// `retrace plan` (on GPUs: gpu_plan.h), before a job allocates anything and, for its count of
-// operations, by `retrace bench step`.
+// RecipePlan: what a recipe asks of a machine and of its dataset, computed without allocating or
+// opening any of it. Used by `retrace plan` (on GPUs: gpu_plan.h), before a job allocates anything
+// and, for its count of operations, by `retrace bench step`; its samples by whatever moves the data
+// cursor.
 //
 // Counts the large buffers of a rank: its state, its gradients, copies of the weights in the
 // compute format, activations with what the backward pass keeps, and the recorder's staging. Left
@@ -63,6 +64,13 @@ inline constexpr double kJournalFileBytes = 3.4;
 
 // One rank's part of it.
 RankPlan PlanRank(const Recipe& recipe, const ParameterMap& map, const RankPlace& place);
+
+// The samples of the training split that the recipe plans: the shuffle depends on their number
+// (clause 14), and none comes after them.
+int64_t PlannedSamples(const Recipe& recipe);
+
+// Whole updates that there are samples for behind the data cursor.
+int64_t UpdatesLeft(const Recipe& recipe, int64_t data_cursor);
 
 // Errors: kUsage where tp does not divide the virtual shards, or dp the lanes.
 Result<RecipePlan> PlanRecipe(const Recipe& recipe, int tp, int dp);

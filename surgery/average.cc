@@ -49,9 +49,12 @@ const InterventionKind kAverage = {
                    {"at", "its position k", ""},
                    {"weight", "of the other state, 0 .. 1", ""},
                    {"what", "of p, m and v, joined by +", "p"},
-                   {"digest", "that RUN@k has to have, or any", "any"},
+                   {"digest",
+                    "that RUN@k has to have, or any, for which a lineage names the one it had",
+                    "any"},
                    {"only", "glob over tensor names", "*"}},
     .check = Check,
-    .edit_state = Edit};
+    .edit_state = Edit,
+    .resolve = ResolveDonor};
 
 }  // namespace retrace

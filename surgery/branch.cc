@@ -92,11 +92,20 @@ Result<InterventionScript> BranchScript(const RunReader& run, const Job& job, in
     }
     all.push_back(std::move(intervention));
   }
-  all.insert(all.end(), interventions.begin(), interventions.end());
+  for (Intervention intervention : interventions) {
+    if (intervention.kind->resolve) {
+      RT_RETURN_IF_ERROR(intervention.kind->resolve(&intervention.arguments)
+                             .Within("'" + intervention.Text() + "'"));
+    }
+    all.push_back(std::move(intervention));
+  }
   RT_ASSIGN_OR_RETURN(InterventionScript script,
                       InterventionScript::Make(std::move(all), first, last));
   RT_ASSIGN_OR_RETURN(const std::optional<Recipe> remade, RemadeRecipe(job, interventions, first));
-  RT_RETURN_IF_ERROR(script.Check(remade.value_or(job.recipe())));
+  const PositionEntry* before = run.history().Find(first - 1);
+  if (before == nullptr) return CheckRange(run, first, last, false);
+  RT_RETURN_IF_ERROR(
+      script.Check(remade.value_or(job.recipe()), before->counters.data_cursor));
   return script;
 }
 

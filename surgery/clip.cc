@@ -1,4 +1,6 @@
 // clip: what is clipped, at which threshold, and by which rule the threshold follows the run.
+#include <fmt/format.h>
+
 #include "surgery/registry.h"
 
 namespace retrace {
@@ -48,7 +50,7 @@ Status SetScopeAndRule(const Arguments& arguments, OptimizerRecipe* optimizer) {
   return {};
 }
 
-Status Edit(const Arguments& arguments, Recipe* recipe) {
+Status Set(const Arguments& arguments, Recipe* recipe) {
   bool any = false;
   for (const auto& [name, value] : arguments) any = any || value != "recipe";
   if (!any) return UsageError("expected a norm, none, or another of its parameters");
@@ -67,6 +69,36 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
     optimizer.clip_warmup = 0;
   }
   return {};
+}
+
+// The recipe in force may have the rule that reads a parameter, so this is not known from the text.
+Status CheckRead(const Arguments& arguments, const OptimizerRecipe& optimizer) {
+  const bool ema = optimizer.clip_rule == ClipRule::kEma;
+  const bool z_score = optimizer.clip_rule == ClipRule::kZScore;
+  const struct {
+    const char *name, *reader;
+    bool read;
+  } parameters[] = {{"norm", "rule=fixed", !ema && !z_score},
+                    {"factor", "rule=ema", ema},
+                    {"z", "rule=z-score", z_score},
+                    {"decay", "rule=ema or rule=z-score", ema || z_score},
+                    {"warmup_norm", "a warmup", optimizer.clip_warmup > 0}};
+  for (const auto& parameter : parameters) {
+    if (!Given(arguments, parameter.name) || parameter.read) continue;
+    return UsageError(fmt::format("{}: it is read with {} alone, so it would change nothing",
+                                  parameter.name, parameter.reader));
+  }
+  return {};
+}
+
+Status Edit(const Arguments& arguments, Recipe* recipe) {
+  RT_RETURN_IF_ERROR(Set(arguments, recipe));
+  return CheckRead(arguments, recipe->optimizer);
+}
+
+Status Check(const Arguments& arguments) {
+  Recipe recipe;
+  return Set(arguments, &recipe);
 }
 
 }  // namespace
@@ -95,6 +127,7 @@ const InterventionKind kClip = {
           "updates, from the rule's first, at which warmup_norm is the threshold, or recipe",
           "recipe"},
          {"warmup_norm", "none, a norm, or recipe", "recipe"}},
+    .check = Check,
     .edit_recipe = Edit};
 
 }  // namespace retrace

@@ -30,6 +30,13 @@ class HeldDonor {
   std::weak_ptr<const Donor> donor_;
 };
 
+Result<PositionEntry> CheckedDonor(const Arguments& arguments, const PositionEntry& entry) {
+  const std::string &expected = arguments.at("digest"), got = entry.digest.Hex();
+  if (expected == "any" || expected == got) return entry;
+  return UsageError(fmt::format("digest: expected {}, but {}@{} has {}", expected,
+                                arguments.at("from"), arguments.at("at"), got));
+}
+
 Result<std::shared_ptr<const Donor>> Read(const Arguments& arguments, Engine& engine) {
   const std::string& from = arguments.at("from");
   RT_ASSIGN_OR_RETURN(const uint64_t at, WholeArgument(arguments, "at"));
@@ -46,11 +53,7 @@ Result<std::shared_ptr<const Donor>> Read(const Arguments& arguments, Engine& en
     donor = std::make_shared<const Donor>(Donor{std::move(layout), std::move(state)});
     held.Hold(key, donor);
   }
-  const std::string digest = entry->digest.Hex();
-  if (arguments.at("digest") != "any" && arguments.at("digest") != digest) {
-    return UsageError(fmt::format("digest: expected {}, but {}@{} has {}", arguments.at("digest"),
-                                  from, position, digest));
-  }
+  RT_RETURN_IF_ERROR(CheckedDonor(arguments, *entry).status());
   return donor;
 }
 
@@ -91,10 +94,25 @@ void VisitOverlap(const Piece& from, const float* source, const Piece& to, float
 }  // namespace
 
 Status CheckDonorArguments(const Arguments& arguments) {
-  if (arguments.at("digest") != "any") {
-    RT_RETURN_IF_ERROR(ParseDigest(arguments.at("digest")).status().Within("digest"));
-  }
+  RT_RETURN_IF_ERROR(DigestArgument(arguments, "digest"));
   return WholeArgument(arguments, "at").status();
+}
+
+Result<PositionEntry> FindDonor(const Arguments& arguments) {
+  RT_ASSIGN_OR_RETURN(const uint64_t at, WholeArgument(arguments, "at"));
+  RT_ASSIGN_OR_RETURN(const RunReader run, RunReader::Open(arguments.at("from")));
+  const PositionEntry* entry = run.history().Find(static_cast<int64_t>(at));
+  if (entry == nullptr) {
+    return UsageError(fmt::format("{}@{}: the run has positions {}..{}", run.dir(), at,
+                                  run.history().first_position(), run.history().last_position()));
+  }
+  return CheckedDonor(arguments, *entry);
+}
+
+Status ResolveDonor(Arguments* arguments) {
+  RT_ASSIGN_OR_RETURN(const PositionEntry donor, FindDonor(*arguments));
+  (*arguments)["digest"] = donor.digest.Hex();
+  return {};
 }
 
 Result<std::shared_ptr<const Donor>> ReadDonor(const Arguments& arguments, Job& job) {
@@ -125,6 +143,9 @@ Result<std::vector<std::string>> PartsArgument(const Arguments& arguments, const
   for (size_t plus; (plus = rest.find('+')) != std::string::npos; rest = rest.substr(plus + 1)) {
     Arguments one = {{name, rest.substr(0, plus)}};
     RT_RETURN_IF_ERROR(ChoiceArgument(one, name, known));
+    if (std::find(parts.begin(), parts.end(), one[name]) != parts.end()) {
+      return UsageError(fmt::format("{}: '{}' is given twice", name, one[name]));
+    }
     parts.push_back(one[name]);
   }
   return parts;

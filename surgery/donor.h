@@ -13,6 +13,12 @@ namespace retrace {
 // The parameters `from`, `at` and `digest`.
 Status CheckDonorArguments(const Arguments& arguments);
 
+// What the other run's ledger says of its position. Errors: kUsage; kDamaged for a damaged ledger.
+Result<PositionEntry> FindDonor(const Arguments& arguments);
+
+// `digest` becomes that of the other run's state: another state at that place is then refused.
+Status ResolveDonor(Arguments* arguments);
+
 // All of RUN@k, in this process.
 struct Donor {
   Layout layout;
@@ -30,7 +36,7 @@ void ForEachCommonRun(
     const Donor& donor, const std::string& only, Component component, Job& job,
     const std::function<void(float* mine, const float* others, int64_t n)>& visit);
 
-// "p+m+v" -> parts, each of `known`. Errors: kUsage.
+// "p+m+v" -> parts, each of `known` and once. Errors: kUsage.
 Result<std::vector<std::string>> PartsArgument(const Arguments& arguments, const std::string& name,
                                                const std::vector<std::string>& known);
 

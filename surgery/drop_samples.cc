@@ -40,24 +40,28 @@ Result<std::vector<Range>> RangesOf(const Arguments& arguments) {
   return ranges;
 }
 
-// What is left moves up; the samples behind the batch fill it, so the cursor goes further.
-Status Edit(const Arguments& arguments, const DatedUpdate&, UpdateDirective* directive) {
+// What is left moves up; the samples behind the batch fill it, so the cursor goes further, unless an
+// intervention before this one holds it.
+Status Edit(const Arguments& arguments, const DatedUpdate& dated, UpdateDirective* directive) {
   RT_ASSIGN_OR_RETURN(const std::vector<Range> ranges, RangesOf(arguments));
   const auto dropped = [&](int64_t sample) {
     return std::any_of(ranges.begin(), ranges.end(), [&](const Range& range) {
       return sample >= range.first && sample <= range.last;
     });
   };
-  const size_t wanted = directive->samples.size();
-  std::erase_if(directive->samples, dropped);
-  while (directive->samples.size() < wanted) {
-    int64_t next = directive->cursor;
+  std::vector<int64_t>& samples = directive->samples;
+  const size_t wanted = samples.size();
+  const bool held = directive->cursor <= dated.cursor;
+  int64_t behind =
+      held ? *std::max_element(samples.begin(), samples.end()) + 1 : directive->cursor;
+  std::erase_if(samples, dropped);
+  while (samples.size() < wanted) {
     for (const Range& range : ranges) {  // past whole ranges, which may be long
-      if (next >= range.first && next <= range.last) next = range.last + 1;
+      if (behind >= range.first && behind <= range.last) behind = range.last + 1;
     }
-    directive->samples.push_back(next);
-    directive->cursor = next + 1;
+    samples.push_back(behind++);
   }
+  if (!held) directive->cursor = behind;
   return {};
 }
 

@@ -134,29 +134,30 @@ Status TryOnRecipe(const Recipe& base, const std::vector<Intervention>& before,
   return {};
 }
 
-// With the cursor as it is where every update consumes its own samples.
-Status TryOnUpdates(int64_t samples, PlannedIntervention* planned) {
-  const Intervention& intervention = planned->intervention;
-  const int64_t last = std::min(*intervention.last, *intervention.first + kUpdatesShown - 1);
-  for (int64_t update = *intervention.first; update <= last; ++update) {
-    const DatedUpdate dated = {.update = update,
-                               .first = *intervention.first,
-                               .last = *intervention.last,
-                               .cursor = (update - 1) * samples,
-                               .samples = samples};
-    UpdateDirective directive = {.samples = Consecutive(dated.cursor, samples),
-                                 .cursor = dated.cursor + samples};
-    SamplesChange change{
-        .update = update, .before = directive.samples, .cursor_before = directive.cursor};
-    RT_RETURN_IF_ERROR(intervention.kind->edit_update(intervention.arguments, dated, &directive));
-    change.after = directive.samples;
-    change.cursor_after = directive.cursor;
-    change.skipped = directive.skip;
-    change.t_moves = directive.t_moves;
-    change.schedule_moves = directive.schedule_moves;
-    planned->updates.push_back(std::move(change));
-  }
-  return {};
+// What the interventions on updates make of each, one after another, from the data cursor that the
+// branch will have.
+Status TryOnUpdates(InterventionScript* script, const Recipe& base, int64_t cursor,
+                    std::vector<PlannedIntervention>* planned) {
+  const std::vector<Intervention>& all = script->interventions();
+  return script->ForecastUpdates(
+      base, cursor,
+      [&](const Intervention& intervention, int64_t update, const UpdateDirective& before,
+          const UpdateDirective& after) {
+        PlannedIntervention& one = (*planned)[&intervention - all.data()];
+        const bool changes = before.samples != after.samples || before.cursor != after.cursor ||
+                             before.skip != after.skip;
+        if (!changes) return;
+        ++one.updates_changed;
+        if (std::ssize(one.updates) == kUpdatesShown) return;
+        one.updates.push_back({.update = update,
+                               .before = before.samples,
+                               .after = after.samples,
+                               .cursor_before = before.cursor,
+                               .cursor_after = after.cursor,
+                               .skipped = after.skip,
+                               .t_moves = after.t_moves,
+                               .schedule_moves = after.schedule_moves});
+      });
 }
 
 void NameTensors(const Layout& layout, PlannedIntervention* planned) {
@@ -167,7 +168,7 @@ void NameTensors(const Layout& layout, PlannedIntervention* planned) {
   }
 }
 
-// Recipes and updates, in the order in which they are given.
+// Recipes, in the order in which they are given.
 Status TryOnRecipes(const Recipe& parent, const Recipe& base, const Layout& layout,
                     std::vector<PlannedIntervention>* planned) {
   Recipe remade = parent;
@@ -181,9 +182,6 @@ Status TryOnRecipes(const Recipe& parent, const Recipe& base, const Layout& layo
       one.recipe = DiffRecipes(without, remade);
     }
     if (intervention.kind->edit_recipe) RT_RETURN_IF_ERROR(TryOnRecipe(base, before, &one));
-    if (intervention.kind->edit_update) {
-      RT_RETURN_IF_ERROR(TryOnUpdates(base.data.SamplesPerStep(), &one));
-    }
     before.push_back(intervention);
     before.back().inherited = true;  // only asked for what is in force
   }
@@ -219,6 +217,8 @@ Result<std::vector<PlannedIntervention>> PlanBranch(const RunReader& run, Job& j
     planned.push_back({.intervention = intervention});
   }
   RT_RETURN_IF_ERROR(TryOnRecipes(job.recipe(), base, layout, &planned));
+  const int64_t cursor = run.history().Find(plan.first - 1)->counters.data_cursor;
+  RT_RETURN_IF_ERROR(TryOnUpdates(&script, base, cursor, &planned));
   // States in the order of their dates; what is dated together acts on what came before.
   std::stable_sort(planned.begin(), planned.end(), [](const auto& a, const auto& b) {
     return *a.intervention.first < *b.intervention.first;

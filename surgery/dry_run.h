@@ -29,6 +29,7 @@ struct CounterChange {
   std::string Name() const { return tensor ? counter + " of " + *tensor : counter; }
 };
 
+// What one intervention makes of what an update does, after those before it in the list.
 struct SamplesChange {
   int64_t update = 0;
   std::vector<int64_t> before, after = {};
@@ -44,7 +45,8 @@ struct PlannedIntervention {
   std::vector<std::string> memories = {};     // of rules, that come, go or change
   std::vector<RecipeDifference> recipe = {};  // against what is in force without it
   std::vector<std::string> names = {};        // tensors that its glob matches
-  std::vector<SamplesChange> updates = {};    // the first few of its dates
+  std::vector<SamplesChange> updates = {};    // the first few that it changes
+  int64_t updates_changed = 0;                // all of them
   // A change of state: what it was tried on, the branch's first state or, dated later, the
   // parent's; or, not known, why there is none.
   std::string state = {};

@@ -14,6 +14,15 @@ Status Check(const Arguments& arguments) {
   return CheckDonorArguments(arguments);
 }
 
+Status MoveCursor(const Arguments& arguments, int64_t, int64_t* cursor) {
+  RT_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
+                      PartsArgument(arguments, "what", kParts));
+  if (std::find(parts.begin(), parts.end(), "cursor") == parts.end()) return {};
+  RT_ASSIGN_OR_RETURN(const PositionEntry donor, FindDonor(arguments));
+  *cursor = donor.counters.data_cursor;
+  return {};
+}
+
 void Copy(float* mine, const float* others, int64_t n) { std::copy_n(others, n, mine); }
 
 Status Edit(const Arguments& arguments, Job& job) {
@@ -51,9 +60,13 @@ const InterventionKind kGraft = {
                    {"at", "its position k", ""},
                    {"what", "of p, m, v, t, schedule, cursor and memory (of rules), joined by +",
                     ""},
-                   {"digest", "that RUN@k has to have, or any", "any"},
+                   {"digest",
+                    "that RUN@k has to have, or any, for which a lineage names the one it had",
+                    "any"},
                    {"only", "glob over the names of tensors, for p, m, v and t", "*"}},
     .check = Check,
-    .edit_state = Edit};
+    .edit_state = Edit,
+    .move_cursor = MoveCursor,
+    .resolve = ResolveDonor};
 
 }  // namespace retrace

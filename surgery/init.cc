@@ -11,6 +11,10 @@ Status Apply(const Arguments& arguments, Recipe* recipe) {
   RT_RETURN_IF_ERROR(
       ChoiceArgument(arguments, "scheme", {"recipe", "hf", "residual-scaled", "zero"}));
   const std::string& scheme = arguments.at("scheme");
+  for (const char* name : {"std", "embedding_std", "seed"}) {
+    if (scheme != "zero" || arguments.at(name) == "recipe") continue;
+    return UsageError(std::string(name) + ": scheme=zero draws nothing, so it would change nothing");
+  }
   if (scheme == "hf") recipe->init.scheme = InitScheme::kHf;
   if (scheme == "residual-scaled") recipe->init.scheme = InitScheme::kResidualScaled;
   if (arguments.at("std") != "recipe") {

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
+#include <map>
 #include <set>
 
 #include "core/nearest_name.h"
 #include "core/recipe_check.h"
+#include "replay/recipe_plan.h"
 #include "surgery/registry.h"
 
 namespace retrace {
@@ -56,6 +59,13 @@ Status ParseDates(const std::string& dates, const std::string& whole, Interventi
   return {};
 }
 
+// Does "NAME=VALUE" name a parameter, if only by mistake? A path or a glob may have a '=' too.
+bool LooksLikeKey(const std::string& name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || c == '_' || c == '-';
+  });
+}
+
 Status CheckArguments(const InterventionKind& kind, const Arguments& arguments) {
   if (kind.check != nullptr) return kind.check(arguments);
   if (kind.edit_recipe == nullptr) return {};
@@ -77,7 +87,8 @@ Status ParseArguments(const std::string& text, const std::string& whole, Interve
     std::string name = parts[i].substr(0, equals);
     std::string value = equals == std::string::npos ? "" : parts[i].substr(equals + 1);
     const bool known = std::find(names.begin(), names.end(), name) != names.end();
-    if (i == 0 && !names.empty() && !known) {  // the first parameter's value, without its name
+    const bool key = equals != std::string::npos && LooksLikeKey(name);
+    if (i == 0 && !names.empty() && !known && !key) {  // the first parameter's value, without its name
       name = names[0];
       value = parts[0];
     } else if (!known) {
@@ -200,40 +211,108 @@ Result<Recipe> InterventionScript::RecipeFor(int64_t update, const Recipe& base)
 
 Status InterventionScript::EditDirective(int64_t update, const Recipe& recipe,
                                          UpdateDirective* directive) {
-  const int64_t samples = recipe.data.SamplesPerStep();
+  return EditDirective(update, recipe.data.SamplesPerStep(), directive, nullptr);
+}
+
+Status InterventionScript::EditDirective(int64_t update, int64_t samples,
+                                         UpdateDirective* directive, const SeeUpdate& see) const {
   const int64_t cursor = directive->cursor - samples;
   for (const Intervention& intervention : interventions_) {
     const DatedUpdate dated = {.update = update, .first = *intervention.first,
                                .last = *intervention.last, .cursor = cursor, .samples = samples};
     if (!intervention.kind->edit_update || update < dated.first || update > dated.last) continue;
+    const UpdateDirective before = *directive;
     RT_RETURN_IF_ERROR(
         intervention.kind->edit_update(intervention.arguments, dated, directive)
             .Within("'" + intervention.Text() + "'"));
+    if (see) see(intervention, update, before, *directive);
   }
   return {};
 }
 
-// What an update would do, as far as the dates alone say it: with no sample consumed but by
-// updates.
-Status InterventionScript::CheckUpdates(int64_t samples) const {
+Status InterventionScript::MoveCursor(int64_t update, int64_t samples, int64_t* cursor) const {
   for (const Intervention& intervention : interventions_) {
-    if (!intervention.kind->edit_update || intervention.inherited) continue;
-    for (const int64_t update : {*intervention.first, *intervention.last}) {
-      const DatedUpdate dated = {.update = update,
-                                 .first = *intervention.first,
-                                 .last = *intervention.last,
-                                 .cursor = (update - 1) * samples,
-                                 .samples = samples};
-      UpdateDirective directive = {.samples = Consecutive(dated.cursor, samples),
-                                   .cursor = dated.cursor + samples};
-      RT_RETURN_IF_ERROR(intervention.kind->edit_update(intervention.arguments, dated, &directive)
-                             .Within("'" + intervention.Text() + "'"));
-    }
+    if (!intervention.kind->move_cursor || *intervention.first != update) continue;
+    RT_RETURN_IF_ERROR(intervention.kind->move_cursor(intervention.arguments, samples, cursor)
+                           .Within("'" + intervention.Text() + "'"));
   }
   return {};
 }
 
-Status InterventionScript::Check(const Recipe& base) {
+Status InterventionScript::ForecastUpdates(const Recipe& base, int64_t cursor,
+                                           const SeeUpdate& see) {
+  const int64_t samples = base.data.SamplesPerStep(), planned = PlannedSamples(base);
+  for (int64_t update = first_; update <= last_; ++update) {
+    RT_RETURN_IF_ERROR(MoveCursor(update, samples, &cursor));
+    UpdateDirective directive = {.samples = Consecutive(cursor, samples),
+                                 .cursor = cursor + samples};
+    RT_RETURN_IF_ERROR(EditDirective(update, samples, &directive, see));
+    for (const int64_t sample : directive.samples) {
+      if (sample >= 0 && sample < planned) continue;
+      return UsageError(fmt::format(
+          "update {} would consume sample {}: expected one of 0..{}, the samples that the recipe "
+          "plans (steps = {}, {} an update). End before that update, pass over fewer samples, or "
+          "record a run that plans more steps",
+          update, sample, planned - 1, base.steps, samples));
+    }
+    cursor = directive.cursor;
+  }
+  return {};
+}
+
+namespace {
+
+// What an intervention on updates does, over all of its dates.
+struct Effect {
+  bool any = false;
+  int64_t least = std::numeric_limits<int64_t>::max(), most = 0;  // samples without it
+
+  void Add(const UpdateDirective& before, const UpdateDirective& after) {
+    any |= before.samples != after.samples || before.cursor != after.cursor ||
+           before.skip != after.skip;
+    const auto [from, to] = std::minmax_element(before.samples.begin(), before.samples.end());
+    least = std::min(least, *from);
+    most = std::max(most, *to);
+  }
+};
+
+}  // namespace
+
+// Every update has its samples, and each intervention on updates changes some, alone or after
+// others: a typing error in a sample's number would else pass for a theory that came to nothing.
+Status InterventionScript::CheckSamples(const Recipe& base, int64_t cursor) {
+  std::map<const Intervention*, Effect> effects;
+  UpdateDirective plain;  // of the update, as it is without interventions
+  int64_t at = -1;
+  Status status;
+  const auto see = [&](const Intervention& intervention, int64_t update,
+                       const UpdateDirective& before, const UpdateDirective& after) {
+    if (update != at) plain = before;
+    at = update;
+    const int64_t samples = std::ssize(plain.samples);
+    UpdateDirective alone = plain;
+    const DatedUpdate dated = {.update = update,
+                               .first = *intervention.first,
+                               .last = *intervention.last,
+                               .cursor = plain.cursor - samples,
+                               .samples = samples};
+    const Status edited =
+        intervention.kind->edit_update(intervention.arguments, dated, &alone);
+    if (status.ok()) status = edited.Within("'" + intervention.Text() + "'");
+    effects[&intervention].Add(plain, alone);
+    effects[&intervention].Add(before, after);
+  };
+  RT_RETURN_IF_ERROR(ForecastUpdates(base, cursor, see));
+  RT_RETURN_IF_ERROR(status);
+  for (const auto& [intervention, effect] : effects) {
+    if (effect.any || intervention->inherited) continue;
+    return UsageError(fmt::format("'{}': changes nothing: its updates consume samples of {}..{}",
+                                  intervention->Text(), effect.least, effect.most));
+  }
+  return {};
+}
+
+Status InterventionScript::Check(const Recipe& base, int64_t cursor) {
   RT_ASSIGN_OR_RETURN(const Layout layout, Layout::Make(base.model, base.topology.virtual_shards));
   std::set<int64_t> changes;  // updates at which the recipe in force may change
   for (const Intervention& intervention : interventions_) {
@@ -245,7 +324,7 @@ Status InterventionScript::Check(const Recipe& base) {
   for (const Intervention& intervention : interventions_) {
     if (*intervention.last < last_) changes.insert(*intervention.last + 1);
   }
-  RT_RETURN_IF_ERROR(CheckUpdates(base.data.SamplesPerStep()));
+  RT_RETURN_IF_ERROR(CheckSamples(base, cursor));
   for (const int64_t update : changes) {
     RT_ASSIGN_OR_RETURN(const Recipe recipe, RecipeFor(update, base));
     RT_RETURN_IF_ERROR(
@@ -301,6 +380,13 @@ Status ChoiceArgument(const Arguments& arguments, const std::string& name,
 Result<bool> OnOffArgument(const Arguments& arguments, const std::string& name) {
   RT_RETURN_IF_ERROR(ChoiceArgument(arguments, name, {"off", "on"}));
   return arguments.at(name) == "on";
+}
+
+Status DigestArgument(const Arguments& arguments, const std::string& name) {
+  const std::string& text = arguments.at(name);
+  if (text == "any" || ParseDigest(text).ok()) return {};
+  return UsageError(name + ": expected any, or a digest of 32 hexadecimal digits, got '" + text +
+                    "'");
 }
 
 Status CheckGlob(const Layout& layout, const std::string& glob) {

@@ -65,6 +65,11 @@ struct InterventionKind {
   // With edit_state, at a branch's first update only: what it makes of the parent's recipe. The
   // state that is edited has then the tensors and shards of that recipe (remake.h).
   Status (*remake)(const Arguments& arguments, Recipe* recipe) = nullptr;
+  // With edit_state, where that moves the data cursor: to where. `samples`: of an update.
+  Status (*move_cursor)(const Arguments& arguments, int64_t samples, int64_t* cursor) = nullptr;
+  // Fills in what the arguments leave to what lies on disk, the digest of another run's state, so
+  // that a lineage says what was taken and not only from where.
+  Status (*resolve)(Arguments* arguments) = nullptr;
 };
 
 struct Intervention {
@@ -101,11 +106,22 @@ class InterventionScript : public Script {
   const std::vector<Intervention>& interventions() const { return interventions_; }
 
   // What can be known before anything runs: every glob matches a tensor of `base`, the branch's
-  // recipe, and every recipe that will be in force is valid. Errors: kUsage.
-  Status Check(const Recipe& base);
+  // recipe, every recipe that will be in force is valid, and the samples that the updates will
+  // consume, from `cursor` on, are there. Errors: kUsage.
+  Status Check(const Recipe& base, int64_t cursor);
+
+  // What each intervention makes of what each update does, as far as it is known before anything
+  // runs: an update that is skipped for what it computes may leave the data cursor behind. `cursor`:
+  // at the first update. Errors: kUsage; the samples have to be there.
+  using SeeUpdate = std::function<void(const Intervention&, int64_t update,
+                                       const UpdateDirective& before, const UpdateDirective& after)>;
+  Status ForecastUpdates(const Recipe& base, int64_t cursor, const SeeUpdate& see);
 
  private:
-  Status CheckUpdates(int64_t samples) const;
+  Status CheckSamples(const Recipe& base, int64_t cursor);
+  Status MoveCursor(int64_t update, int64_t samples, int64_t* cursor) const;
+  Status EditDirective(int64_t update, int64_t samples, UpdateDirective* directive,
+                       const SeeUpdate& see) const;
 
   std::vector<Intervention> interventions_;
   int64_t first_ = 0, last_ = 0;
@@ -120,6 +136,8 @@ Result<double> NumberArgumentIn(const Arguments& arguments, const std::string& n
 // Errors: kUsage where the value is none of `choices`; it names the nearest.
 Status ChoiceArgument(const Arguments& arguments, const std::string& name,
                       const std::vector<std::string>& choices);
+// "any", or 32 hexadecimal digits.
+Status DigestArgument(const Arguments& arguments, const std::string& name);
 Result<bool> OnOffArgument(const Arguments& arguments, const std::string& name);
 
 // Errors: kUsage where no tensor matches.

@@ -30,6 +30,12 @@ Status SetConstant(const Arguments& arguments, ScheduleRecipe* schedule) {
   return {};
 }
 
+// 0 is a recipe's way to say that no rate is held.
+Status SetHold(const Arguments& arguments, ScheduleRecipe* schedule) {
+  RT_RETURN_IF_ERROR(SetUpdates(arguments, "hold", &schedule->hold));
+  return schedule->hold >= 1 ? Status() : UsageError("hold: expected an update, from 1, got '0'");
+}
+
 Status SetSchedule(const Arguments& arguments, ScheduleRecipe* schedule) {
   if (Given(arguments, "shape")) {
     RT_RETURN_IF_ERROR(ChoiceArgument(arguments, "shape", {"constant", "cosine"}));
@@ -54,7 +60,7 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
         "(shape, initial, peak, minimum, warmup, total)");
   }
   if (Given(arguments, "constant")) return SetConstant(arguments, &recipe->schedule);
-  if (Given(arguments, "hold")) return SetUpdates(arguments, "hold", &recipe->schedule.hold);
+  if (Given(arguments, "hold")) return SetHold(arguments, &recipe->schedule);
   if (schedule) return SetSchedule(arguments, &recipe->schedule);
   RT_ASSIGN_OR_RETURN(const double factor, NumberArgumentIn(arguments, "scale", 0, kMost));
   recipe->schedule.initial *= factor;

@@ -20,11 +20,9 @@ Status Edit(const Arguments& arguments, Recipe* recipe) {
     }
     recipe->data.seed = static_cast<uint32_t>(seed);
   }
-  recipe->data.identity = "";
-  if (arguments.at("identity") != "any") {
-    RT_RETURN_IF_ERROR(ParseDigest(arguments.at("identity")).status().Within("identity"));
-    recipe->data.identity = arguments.at("identity");
-  }
+  RT_RETURN_IF_ERROR(DigestArgument(arguments, "identity"));
+  const std::string& identity = arguments.at("identity");
+  recipe->data.identity = identity == "any" ? "" : identity;
   return {};
 }
 

@@ -23,6 +23,12 @@ Status Check(const Arguments& arguments) {
   return any ? Status() : UsageError("expected one of schedule=N, cursor=N and t=N at least");
 }
 
+Status MoveCursor(const Arguments& arguments, int64_t, int64_t* cursor) {
+  if (arguments.at("cursor") == "keep") return {};
+  RT_ASSIGN_OR_RETURN(*cursor, CounterArgument(arguments, "cursor"));
+  return {};
+}
+
 Status Edit(const Arguments& arguments, Job& job) {
   Counters& counters = job.state().state.counters;
   const std::vector<TensorSpec>& tensors = job.layout().tensors();
@@ -30,9 +36,7 @@ Status Edit(const Arguments& arguments, Job& job) {
   if (arguments.at("schedule") != "keep") {
     RT_ASSIGN_OR_RETURN(counters.schedule_index, CounterArgument(arguments, "schedule"));
   }
-  if (arguments.at("cursor") != "keep") {
-    RT_ASSIGN_OR_RETURN(counters.data_cursor, CounterArgument(arguments, "cursor"));
-  }
+  RT_RETURN_IF_ERROR(MoveCursor(arguments, 0, &counters.data_cursor));
   if (arguments.at("t") == "keep") return {};
   RT_ASSIGN_OR_RETURN(const int64_t adam_t, CounterArgument(arguments, "t"));
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -55,6 +59,7 @@ const InterventionKind kSetCounter = {
                    {"t", "Adam's step counter, or keep", "keep"},
                    {"only", "glob over the names of tensors whose t is set", "*"}},
     .check = Check,
-    .edit_state = Edit};
+    .edit_state = Edit,
+    .move_cursor = MoveCursor};
 
 }  // namespace retrace

@@ -15,10 +15,15 @@ Result<int64_t> Count(const Arguments& arguments) {
 
 Status Check(const Arguments& arguments) { return Count(arguments).status(); }
 
-Status Edit(const Arguments& arguments, Job& job) {
+Status MoveCursor(const Arguments& arguments, int64_t samples, int64_t* cursor) {
   RT_ASSIGN_OR_RETURN(const int64_t count, Count(arguments));
-  job.state().state.counters.data_cursor += count * job.recipe().data.SamplesPerStep();
+  *cursor += count * samples;
   return {};
+}
+
+Status Edit(const Arguments& arguments, Job& job) {
+  return MoveCursor(arguments, job.recipe().data.SamplesPerStep(),
+                    &job.state().state.counters.data_cursor);
 }
 
 }  // namespace
@@ -33,6 +38,7 @@ const InterventionKind kSkipBatch = {
         "Chowdhery et al. 2022, arXiv 2204.02311, section 5.1 (skipping batches around a spike)",
     .parameters = {{"count", "batches", "1"}},
     .check = Check,
-    .edit_state = Edit};
+    .edit_state = Edit,
+    .move_cursor = MoveCursor};
 
 }  // namespace retrace

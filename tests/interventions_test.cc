@@ -122,6 +122,11 @@ class Interventions : public testing::Test {
   static Intervention At(Intervention intervention, int64_t k) {
     intervention.first = k;
     intervention.last = intervention.kind->name == "swap-batch" ? k + 1 : k;
+    if (intervention.kind->name == "drop-samples") {  // one of any two neighbours
+      std::string& samples = intervention.arguments["samples"];
+      samples = "1";
+      for (int sample = 3; sample < 160; sample += 2) samples += "+" + std::to_string(sample);
+    }
     return intervention;
   }
 
@@ -225,6 +230,12 @@ TEST_F(Interventions, BadValuesAreNamedWithWhatWasExpected) {
       {"virtual-shards:3", "power of two"},
       {"window:off", "expected one of seen, ignored"},
       {"z-loss:0", "above 0"},
+      {"lr:sclae=2", "lr has no parameter 'sclae'; the nearest is 'scale'"},
+      {"beta1:vale=0.5", "the nearest is 'value'"},
+      {"lr:hold=0", "from 1"},
+      {"init:zero,std=0.1", "draws nothing"},
+      {"average:from=a,at=1,weight=1,what=p+p", "'p' is given twice"},
+      {"graft:from=a,at=1,what=m+v+m", "'m' is given twice"},
       {"freeze:*,norm=counted", "needs moments"},
       {"freeze:*,norm=count,moments=stay", "the nearest is 'counted'"},
       {"post-norm:of", "the nearest is 'off'"},
@@ -260,7 +271,10 @@ TEST_F(Interventions, BadValuesAreNamedWithWhatWasExpected) {
   };
   for (const auto& [text, expected] : kBad) {
     EXPECT_NE(std::string::npos, ErrorOf(text).find(expected)) << text << ": " << ErrorOf(text);
+    EXPECT_EQ(StatusCode::kUsage, ParseIntervention(text).status().code()) << text;
   }
+  // A value may have a '=' of its own.
+  EXPECT_EQ("data/a=b", ParseIntervention("replace-data:data/a=b")->arguments.at("path"));
 }
 
 TEST_F(Interventions, WhatCanNotBeKnownFromTheTextIsRefusedBeforeAnythingRuns) {
@@ -276,6 +290,19 @@ TEST_F(Interventions, WhatCanNotBeKnownFromTheTextIsRefusedBeforeAnythingRuns) {
            {"virtual-shards:1@3", "the branch's first update, 2"},
            {"virtual-shards:16@2", "must divide"},
            {"scale:2,only=lm_head.*@3", "no tensor matches"},
+           {"clip:factor=2", "factor: it is read with rule=ema alone"},
+           {"clip:z=2,rule=ema", "z: it is read with rule=z-score alone"},
+           {"clip:rule=ema,norm=1", "norm: it is read with rule=fixed alone"},
+           {"clip:decay=0.5", "decay: it is read with"},
+           {"clip:warmup_norm=1", "warmup_norm: it is read with a warmup alone"},
+           {"skip-batch:count=77@2", "update 4 would consume sample 160: expected one of 0..159"},
+           {"skip-batch:count=1099511627776@4", "update 4 would consume sample"},
+           {"set-counter:cursor=159@4", "update 4 would consume sample 160"},
+           {"drop-samples:4..159@3", "update 3 would consume sample 160"},
+           {"drop-samples:4@4", "changes nothing: its updates consume samples of 6..7"},
+           {"drop-samples:400000@2..4", "changes nothing: its updates consume samples of 2..7"},
+           {"graft:from=nowhere,at=1,what=m", "nowhere"},
+           {"average:from=nowhere,at=1,weight=1", "nowhere"},
            {"weight-decay:value=1e30,which=all@9", "within the replayed updates"}}) {
     const Status status = ProveBranch({ParseIntervention(text).value()}, "refused");
     EXPECT_EQ(StatusCode::kUsage, status.code()) << text;
@@ -384,11 +411,55 @@ TEST_F(Interventions, UpdatesConsumeTheSamplesThatDataInterventionsSay) {
            {"drop-samples:4@3..4", "2,3 5,6 7,8"},
            {"drop-samples:3..5+7@2..4", "2,6 8,9 10,11"},
            {"drop-samples:4@3..3", "2,3 5,6 7,8"},
+           {"set-counter:cursor=20@3", "2,3 20,21 22,23"},
            {"skip-update:t=stay,schedule=stay,cursor=stay@3..3", "2,3 4,5 4,5"}}) {
     ASSERT_EQ("", ProveBranch({ParseIntervention(text).value()}, "data").message()) << text;
     EXPECT_EQ(samples, SamplesOf(*folder_ / "data")) << text;
     std::filesystem::remove_all(*folder_ / "data");
   }
+}
+
+TEST_F(Interventions, DroppedSamplesAreFilledFromBehindTheBatchWhereTheCursorIsHeld) {
+  const auto both = [](const std::string& one, const std::string& other) {
+    return std::vector<Intervention>{ParseIntervention(one).value(),
+                                     ParseIntervention(other).value()};
+  };
+  const std::string skip = "skip-update:t=stay,schedule=stay,cursor=stay@3..3";
+  ASSERT_EQ("", ProveBranch(both(skip, "drop-samples:5@3..3"), "held").message());
+  EXPECT_EQ("2,3 4,6 4,5", SamplesOf(*folder_ / "held"));
+  ASSERT_EQ("", ProveBranch(both("drop-samples:5@3..3", skip), "turned").message());
+  EXPECT_EQ("2,3 4,6 4,5", SamplesOf(*folder_ / "turned"));
+}
+
+// Without a date that far, the parent's last position is the branch's first: the plan still ends.
+TEST_F(Interventions, ABranchBeyondTheSamplesThatAreThereIsRefusedBeforeItsDirectoryIsMade) {
+  const Status status =
+      ProveBranch({ParseIntervention("eps:1e-7").value()}, "beyond", 81, true, kUpdates + 1);
+  EXPECT_EQ(StatusCode::kUsage, status.code());
+  EXPECT_NE(std::string::npos, status.message().find("update 81 would consume sample 160"))
+      << status.message();
+  EXPECT_FALSE(std::filesystem::exists(*folder_ / "beyond"));
+}
+
+TEST_F(Interventions, ALineageNamesTheStateThatWasTakenAndAnotherInItsPlaceIsRefused) {
+  const std::string copy = *folder_ / "moved";
+  std::filesystem::copy(*folder_ / "donor", copy, std::filesystem::copy_options::recursive);
+  const Intervention graft =
+      ParseIntervention("graft:from=" + copy + ",at=2,what=m,only=model.*@3").value();
+  ASSERT_EQ("", ProveBranch({graft}, "taken").message());
+  const RunReader taken = RunReader::Open(*folder_ / "taken").value();
+  const std::string digest =
+      RunReader::Open(copy)->history().Find(2)->digest.Hex();
+  EXPECT_NE(std::string::npos,
+            taken.history().header.lineage->interventions.find(",digest=" + digest));
+  std::filesystem::remove_all(copy);
+  std::filesystem::copy(*folder_ / "parent", copy, std::filesystem::copy_options::recursive);
+  SoloComm comm;
+  const std::unique_ptr<Job> job = Job::Make(Parent(), comm, {}).value();
+  const Status status = ReplayAsRecorded(taken, *job, 2, kUpdates, nullptr).status();
+  EXPECT_EQ(StatusCode::kUsage, status.code());
+  EXPECT_NE(std::string::npos, status.message().find("digest: expected " + digest))
+      << status.message();
 }
 
 TEST_F(Interventions, ReorderingPermutesTheSamplesOfItsDatesAcrossTheirUpdates) {
@@ -644,10 +715,56 @@ TEST_F(Interventions, ADryRunSaysWhatEachWouldChangeAndWritesNothing) {
   EXPECT_EQ("optimizer.clip", clip.recipe[0].key);
   EXPECT_EQ("0.5", clip.recipe[0].b);
   const PlannedIntervention swap = find("swap-batch");
-  ASSERT_EQ(3u, swap.updates.size());
+  ASSERT_EQ(2u, swap.updates.size());
+  EXPECT_EQ(2, swap.updates_changed);
   EXPECT_EQ((std::vector<int64_t>{6, 7}), swap.updates[0].after);
-  EXPECT_EQ(swap.updates[1].before, swap.updates[1].after);
+  EXPECT_EQ(4, swap.updates[1].update);
+  EXPECT_EQ((std::vector<int64_t>{2, 3}), swap.updates[1].after);
   EXPECT_FALSE(std::filesystem::exists(plan.out));
+}
+
+// What a dry run says of samples, and what the records of the branch say.
+TEST_F(Interventions, ADryRunForetellsTheSamplesThatTheBranchConsumes) {
+  SoloComm comm;
+  const std::unique_ptr<Job> job = Job::Make(Parent(), comm, {}).value();
+  const RunReader parent = RunReader::Open(*folder_ / "parent").value();
+  int made = 0;
+  for (const std::vector<std::string>& texts : std::vector<std::vector<std::string>>{
+           {"skip-update:t=stay,schedule=stay,cursor=stay@2..4"},
+           {"drop-samples:2+5+8@2..4"},
+           {"repeat-batch:later@2..4"},
+           {"skip-batch:3@3", "drop-samples:3+10+13@2..4"},
+           {"set-counter:cursor=40@3", "swap-batch@2..4"},
+           {"skip-batch:1@2", "reorder:seed=2@2..4"},
+           {"graft:from=" + (*folder_ / "donor") + ",at=4,what=cursor@3",
+            "skip-update:t=stay,schedule=stay,cursor=stay@2..3", "drop-samples:9@3..4"}}) {
+    BranchPlan plan = {.first = 2,
+                       .last = kUpdates,
+                       .interventions = {},
+                       .out = *folder_ / ("told" + std::to_string(made++)),
+                       .device = "cpu",
+                       .isa = "scalar"};
+    for (const std::string& text : texts) {
+      plan.interventions.push_back(ParseIntervention(text).value());
+    }
+    std::map<int64_t, std::vector<int64_t>> told;  // of updates that are changed
+    const auto planned = PlanBranch(parent, *job, plan);
+    ASSERT_EQ("", planned.status().message());
+    for (const PlannedIntervention& one : *planned) {
+      for (const SamplesChange& change : one.updates) told[change.update] = change.after;
+    }
+    ASSERT_EQ("", MakeBranch(parent, *job, plan, [](const UpdateRecord&, const Digest&) {})
+                      .message());
+    const RunReader branch = RunReader::Open(plan.out).value();
+    for (const auto& [update, samples] : told) {
+      const UpdateRecord record = ParseRecord(branch.history().Find(update)->record).value();
+      EXPECT_EQ(samples, record.sample_list.empty()
+                             ? Consecutive(record.first_sample, record.samples)
+                             : record.sample_list)
+          << texts[0] << " at " << update;
+    }
+    EXPECT_FALSE(told.empty()) << texts[0];
+  }
 }
 
 TEST_F(Interventions, ADryRunOfARemadeBranchSeesTheTensorsThatItWillHave) {

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@
 #include "kernels/isa.h"
 #include "kernels/thread_pool.h"
 #include "replay/model_files.h"
+#include "replay/recipe_plan.h"
 
 namespace retrace {
 namespace {
@@ -36,11 +38,33 @@ struct ImportFlags {
 };
 
 std::string RecipePath(const ImportFlags& flags) {
+  const std::string& model = flags.sources.parameters;
+  std::error_code ignored;
+  if (!std::filesystem::exists(model, ignored)) {
+    Fail(UsageError(model + ": there is no such file; expected a folder, an index.json or a "
+                            ".safetensors file"));
+  }
   if (!flags.recipe.empty()) return flags.recipe;
   const std::string own = flags.sources.parameters + "/" + kRecipeName;
   std::error_code error;
   if (std::filesystem::exists(own, error)) return own;
   Fail(UsageError(flags.sources.parameters + ": it has no recipe.toml; expected --recipe FILE"));
+}
+
+// Where the data cursor goes on, the recipe's samples end before its steps do.
+int64_t UpdatesAhead(const ImportedModel& model) {
+  return std::min(model.recipe.steps, UpdatesLeft(model.recipe, model.state.counters.data_cursor));
+}
+
+std::string GoOnText(const ImportFlags& flags, const ImportedModel& model) {
+  const int64_t cursor = model.state.counters.data_cursor, updates = UpdatesAhead(model);
+  const std::string command = "go on with: retrace train --resume " + flags.out;
+  if (updates == model.recipe.steps) return command + "\n";
+  const std::string why =
+      fmt::format("{} of the {} samples that the recipe plans count as consumed", cursor,
+                  PlannedSamples(model.recipe));
+  if (updates == 0) return why + ": no update is left; --fresh begins at the first sample\n";
+  return fmt::format("{} --until {}\n({})\n", command, updates, why);
 }
 
 void RunImport(const ImportFlags& flags) {
@@ -53,14 +77,15 @@ void RunImport(const ImportFlags& flags) {
                                          {"state", digest},
                                          {"tensors", model.layout.tensors().size()},
                                          {"parameters", model.layout.parameters()},
+                                         {"updates_left", UpdatesAhead(model)},
                                          {"notices", model.notices}};
     return PrintReport(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   }
   for (const std::string& notice : model.notices) SayError("retrace: " + notice);
   if (flags.output.quiet) return;
   PrintReport(fmt::format(
-      "{}@0: {} tensors, {} parameters, state {}\ngo on with: retrace train --resume {}\n",
-      flags.out, model.layout.tensors().size(), model.layout.parameters(), digest, flags.out));
+      "{}@0: {} tensors, {} parameters, state {}\n{}", flags.out,
+      model.layout.tensors().size(), model.layout.parameters(), digest, GoOnText(flags, model)));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "core/recipe_toml.h"
 #include "replay/flight_recorder.h"
 #include "replay/non_finite_probe.h"
+#include "replay/recipe_plan.h"
 
 namespace retrace {
 namespace {
@@ -142,6 +143,7 @@ class Trainer {
     RT_ASSIGN_OR_RETURN(before_, Begin(job_, options_, recorder, flight_.get()));
     const int64_t steps = job_.recipe().steps;
     const int64_t target = options_.until >= 0 ? std::min(options_.until, steps) : steps;
+    RT_RETURN_IF_ERROR(CheckSamplesLast(target));
     if (job_.is_rank0() && options_.started) options_.started(job_.position(), target);
     present_kept_ = before_.Kept(job_.position());
     record_ = before_.last_record;
@@ -162,6 +164,20 @@ class Trainer {
   }
 
  private:
+  // An imported run begins with the data cursor of the one that was exported, so its samples may end
+  // before its steps do. Said before the updates that there are samples for are made in vain.
+  Status CheckSamplesLast(int64_t target) const {
+    const int64_t cursor = job_.state().state.counters.data_cursor,
+                  last = job_.position() + UpdatesLeft(job_.recipe(), cursor);
+    if (target <= last) return {};
+    return UsageError(fmt::format(
+        "{}@{}: {} of the {} samples that the recipe plans count as consumed: the others last "
+        "until update {}, not {}. {}",
+        options_.run_dir, job_.position(), cursor, PlannedSamples(job_.recipe()), last, target,
+        last > job_.position() ? fmt::format("End there with --until {}", last)
+                               : std::string("'import --fresh' begins at the first sample")));
+  }
+
   // Rank 0's decisions, sent to all before each update.
   Result<UpdateHeader> NextHeader() {
     char bytes[2] = {};

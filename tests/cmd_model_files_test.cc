@@ -53,6 +53,25 @@ TEST_F(ModelFiles, AnImportedRunGoesOnAsTheOneThatWasExported) {
   EXPECT_TRUE(origin["imported"].contains("model")) << origin.dump();
 }
 
+// The run has 10 updates of 8 samples; at RUN@3 24 of the 80 are consumed.
+TEST_F(ModelFiles, AnImportedRunSaysHowFarItsSamplesLast) {
+  Export(run_ + "@3", Path("far"), {"--with", "p,m,v"});
+  const Finished imported = RunProgram({"import", Path("far"), "--out", Path("goes")});
+  EXPECT_TRUE(Contains(imported.out, "--resume " + Path("goes") + " --until 7\n")) << imported.out;
+  const std::string message =
+      Refused({"train", "--resume", Path("goes"), "--threads", "1", "--quiet"}, 2);
+  EXPECT_TRUE(Contains(message, "last until update 7, not 10. End there with --until 7")) << message;
+  EXPECT_EQ(0, RunReader::Open(Path("goes"))->history().last_position());
+  ASSERT_EQ(0, RunProgram({"train", "--resume", Path("goes"), "--until", "7", "--threads", "1",
+                           "--quiet"}).code);
+  std::filesystem::copy(run_, Path("all"), std::filesystem::copy_options::recursive);
+  ASSERT_EQ(0, RunProgram({"train", "--resume", Path("all"), "--threads", "1", "--quiet"}).code);
+  const Json diff = ParseJson(RunProgram({"diff", Path("all@10"), Path("goes@7"), "--json"}));
+  EXPECT_EQ(0, diff["tensors_differing"]);
+  const Finished fresh = RunProgram({"import", Path("far"), "--out", Path("first"), "--fresh"});
+  EXPECT_TRUE(Contains(fresh.out, "--resume " + Path("first") + "\n")) << fresh.out;
+}
+
 TEST_F(ModelFiles, AFreshImportHasTheParametersAlone) {
   Export(run_ + "@3", Path("f"), {"--with", "p,m,v"});
   ASSERT_EQ(0, RunProgram({"import", Path("f"), "--out", Path("fresh"), "--fresh"}).code);
@@ -70,6 +89,8 @@ TEST_F(ModelFiles, ImportNamesWhatDoesNotFit) {
   EXPECT_TRUE(Contains(Refused({"export", run_ + "@3", "--out", Path("x"), "--with", "p,w"}, 2),
                        "got 'w'"));
   EXPECT_TRUE(Contains(Refused({"import", Path("fit"), "--out", run_}, 2), "something already"));
+  EXPECT_TRUE(Contains(Refused({"import", Path("none"), "--out", Path("y")}, 2),
+                       "/none: there is no such file"));
   EXPECT_TRUE(Contains(
       Refused({"import", Path("fit"), "--out", Path("y"), "--set", "model.intermediate_size=128"},
               2),

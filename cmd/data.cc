@@ -113,7 +113,8 @@ void AddBuild(CLI::App& data) {
   auto flags = std::make_shared<BuildFlags>();
   DataBuildOptions& o = flags->options;
   build->add_option("inputs", o.text.inputs, "Text files, plain or gzip (.gz, .dz)")->required();
-  build->add_option("-o,--output", o.output_prefix, "Prefix of the files to write")->required();
+  build->add_option("-o,--out,--output", o.output_prefix, "Prefix of the files to write")
+      ->required();
   CLI::Option* given = build->add_option("--tokenizer", o.tokenizer,
                                          "A SentencePiece model; without it one is trained");
   build->add_option("--vocab-size", o.training.vocab_size, "Pieces of the tokenizer to train")

@@ -186,7 +186,7 @@ void AddExperimentCommand(CLI::App& app) {
                          "The recording, unless the file names it or is over seeds");
   experiment->add_option("--only", flags->only, "This arm and the control alone; may be repeated")
       ->allow_extra_args(false);
-  experiment->add_option("--out", flags->out,
+  experiment->add_option("-o,--out", flags->out,
                          "Directory of the replicas; RUN-FILE, or FILE over seeds, by default");
   experiment->add_flag("--dry-run", flags->dry_run, "Check everything and say what would be run");
   experiment->add_option("--keep", flags->keep, "What replicas keep: records, or states too")

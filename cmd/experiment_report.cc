@@ -139,10 +139,10 @@ std::string ExperimentTable(const OutputFlags& output, const ExperimentNames& na
   std::string text = table.Text(output);
   if (output.quiet) return text;
   text += fmt::format(
-      "Jump of the evaluation loss up to the horizon, update {}: a mark a replica, a digit where "
-      "several fall\ntogether. A spike is a rise above {} nat. p: exact rank permutation test, "
-      "Holm-adjusted; a claim needs\np <= {} and a difference of medians of {:.3g} nat.\n{}\n{}\n"
-      "Each replica is a run in {}/replicas, for 'retrace log' and 'diff'.\n",
+      "Jump of the evaluation loss up to the horizon, update {}: a mark a replica, a digit (+: ten "
+      "or more) where\nseveral fall together. A spike is a rise above {} nat. p: exact rank "
+      "permutation test, Holm-adjusted; a claim\nneeds p <= {} and a difference of medians of {:.3g} "
+      "nat.\n{}\n{}\nEach replica is a run in {}/replicas, for 'retrace log' and 'diff'.\n",
       plan.horizon, plan.threshold, kLevel, LeastEffect(result.arms.front()),
       plan.over_seeds() ? "The control's first replica was lived twice, bit for bit."
                         : "The control without noise equals the recording bit for bit.",

@@ -154,6 +154,10 @@ void RunReplay(ReplayFlags flags) {
   const Recipe recipe = OrFail(ParseRecipe(run.recipe_text(), flags.run + "/recipe.toml"));
   UpdateRange range = {run.history().first_position() + 1, run.history().last_position()};
   if (!flags.steps.empty()) range = OrFail(ParseUpdateRange(flags.steps, "--steps"));
+  if (range.size() <= 0) {
+    Fail(UsageError(fmt::format("{}: the run has no updates yet; --steps A..B names those of a "
+                                "branch, from {} on", flags.run, range.first)));
+  }
   const ResolvedJob job = OrFail(ResolveJob(flags.job));
   if (!job.speaks()) flags.output.quiet = true;
   if (flags.dry_run && flags.interventions.empty()) {
@@ -171,12 +175,15 @@ void AddReplayCommand(CLI::App& app) {
   auto flags = std::make_shared<ReplayFlags>();
   replay->add_option("run", flags->run, "The recording")->required();
   replay->add_option("--steps", flags->steps, "Updates A..B; all by default");
-  replay->add_option("--do", flags->interventions, "NAME:ARGS[@k[..l]]; may be repeated")
-      ->allow_extra_args(false);
-  replay->add_option("--out", flags->out, "Directory of the branch; RUN-NAME by default");
+  CLI::Option* interventions =
+      replay->add_option("--do", flags->interventions, "NAME:ARGS[@k[..l]]; may be repeated");
+  interventions->allow_extra_args(false);
+  replay->add_option("-o,--out", flags->out, "Directory of the branch; RUN-NAME by default")
+      ->needs(interventions);
   replay->add_option("--keep", flags->keep, "What the branch keeps: states, or records only")
       ->check(CLI::IsMember({"states", "records"}))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(interventions);
   replay->add_flag("--dry-run", flags->dry_run,
                    "Show what the interventions would change, tensor by tensor; record nothing");
   AddJobFlags(replay, &flags->job);

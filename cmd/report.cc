@@ -116,7 +116,8 @@ void AddReportCommand(CLI::App& app) {
       ->add_option("input", flags->inputs,
                    "Run directories, and the JSON of one 'retrace experiment --json'")
       ->required();
-  report->add_option("-o,--output", flags->out, "HTML file to write; replaced where it exists")
+  report
+      ->add_option("-o,--out,--output", flags->out, "HTML file to write; replaced where it exists")
       ->capture_default_str();
   report->add_option("--steps", flags->steps, "Updates A..B; all by default");
   report->add_option("--title", flags->title, "Heading; the runs' names by default");

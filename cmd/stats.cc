@@ -35,15 +35,17 @@ No forward pass: norms, shares, update RMS and counts come from the records of t
 from keyframes and journals, where they are kept ('-': not known). w is the parameter before the
 update, dw its change; update RMS is that of dw in learning rates, weight decay included; g is the
 gradient before clipping, g' that of the update before, m Adam's first moment before the update, v^ its
-second after it, bias-corrected. q1 to q99 are quantiles of (clipped g)^2 / v^, right to 2 %; signs
-agree where both are not zero. Counts of zero, subnormal, infinite and NaN elements of g, and of p, m
-and v after the update, stand in --csv and --json.
---replay lives the updates again, proven by digest, and tells of their passes. By layer: RMS of the
-residual after it, RMS of what attention and MLP add over that of what they are added to, the largest
-attention logit, a query's largest probability and its entropy (nats; means), |dL/dx| of the layer's
-output. Of the update: the embedding's RMS and gradient, logits, share of them beyond 9/10 of the
-softcap, cosine of pairs of tokens after the last norm, the token that is predicted most often, for
-what share of tokens and with what probability, the losses of sequences (all in --csv, --json).)";
+second after it, bias-corrected. q1 to q99 are quantiles of (clipped g)^2 / v^, right to 2 %; signs is
+the share of elements whose g and g' have one sign, of those where neither is zero. Counts of zero,
+subnormal, infinite and NaN elements of g, and of p, m and v after the update, stand in --csv and
+--json.
+--replay lives the updates again, proven by digest, and tells of their passes, --by layer or all. By
+layer: RMS of the residual after it, RMS of what attention and MLP add over that of what they are added
+to, the largest attention logit, a query's largest probability and its entropy (nats; means), |dL/dx|
+of the layer's output. Of the update: the embedding's RMS and gradient, logits, share of them beyond
+9/10 of the softcap, cosine of pairs of tokens after the last norm, the token that is predicted most
+often, for what share of tokens and with what probability, the losses of sequences (all in --csv,
+--json).)";
 
 constexpr char kEmbeddingName[] = "model.embed_tokens.weight";
 
@@ -211,11 +213,11 @@ std::vector<Measure> Measures() {
   measures.push_back(
       {{"cos_m_g", "cos(m,g)", Shown::kCosine}, kept(&TensorMotion::CosineWithM)});
   measures.push_back(
-      {{"signs_m_g", "", Shown::kNotInTable}, share(&TensorMotion::same_sign_m)});
+      {{"signs_m_g", "", Shown::kNotInTable}, kept(&TensorMotion::SignsWithM)});
   measures.push_back(
       {{"cos_g_g", "cos(g,g')", Shown::kCosine}, kept(&TensorMotion::CosineWithLast)});
   measures.push_back(
-      {{"signs_g_g", "signs", Shown::kPercent}, share(&TensorMotion::same_sign_g)});
+      {{"signs_g_g", "signs", Shown::kPercent}, kept(&TensorMotion::SignsWithLast)});
   AddCounts(&measures);
   return measures;
 }
@@ -405,6 +407,9 @@ void RunStats(const StatsFlags& flags) {
                         ? flags.run + ": the run has no updates yet"
                         : fmt::format("--steps {}: {} has updates {}..{}", flags.steps, flags.run,
                                       history.first_position() + 1, history.last_position())));
+  }
+  if (flags.replay && (flags.by == "kind" || flags.by == "tensor")) {
+    Fail(UsageError("--by " + flags.by + ": --replay tells of passes: expected all or layer"));
   }
   view = {run.records.front().update, run.records.back().update};
   std::vector<std::string> names;

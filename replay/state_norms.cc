@@ -41,6 +41,7 @@ struct PieceView {
 };
 
 bool SameSign(float a, float b) { return (a > 0 && b > 0) || (a < 0 && b < 0); }
+bool BothSigned(float a, float b) { return (a > 0 || a < 0) && (b > 0 || b < 0); }
 
 void AddStates(const PieceView& view, int64_t n, TensorMotion* sum) {
   for (int64_t i = 0; i < n; ++i) {
@@ -60,6 +61,7 @@ void AddGradient(const PieceView& view, int64_t n, TensorMotion* sum) {
     sum->gradient2 += g * g;
     sum->along += view.m[i] * g;
     sum->same_sign_m += SameSign(view.g[i], view.m[i]);
+    sum->signed_m += BothSigned(view.g[i], view.m[i]);
   }
   if (view.g_last == nullptr) return;
   for (int64_t i = 0; i < n; ++i) {
@@ -67,6 +69,7 @@ void AddGradient(const PieceView& view, int64_t n, TensorMotion* sum) {
     sum->before2 += g_last * g_last;
     sum->turned += view.g[i] * g_last;
     sum->same_sign_g += SameSign(view.g[i], view.g_last[i]);
+    sum->signed_g += BothSigned(view.g[i], view.g_last[i]);
   }
 }
 
@@ -112,13 +115,13 @@ TensorMotion MotionOf(const Layout& layout, const Step& step, int tensor, bool r
     if (piece != nullptr) AddPiece(step, static_cast<size_t>(shard), *piece, ratios, &sum);
   }
   if (step.journal == nullptr) {
-    for (double* x : {&sum.gradient2, &sum.along, &sum.same_sign_m, &sum.below_eps,
-                      &sum.gradient_below}) {
+    for (double* x : {&sum.gradient2, &sum.along, &sum.same_sign_m, &sum.signed_m,
+                      &sum.below_eps, &sum.gradient_below}) {
       *x = kUnknown;
     }
   }
   if (step.journal == nullptr || step.last == nullptr) {
-    for (double* x : {&sum.before2, &sum.turned, &sum.same_sign_g}) *x = kUnknown;
+    for (double* x : {&sum.before2, &sum.turned, &sum.same_sign_g, &sum.signed_g}) *x = kUnknown;
   }
   return sum;
 }
@@ -183,8 +186,9 @@ TensorMotion& TensorMotion::operator+=(const TensorMotion& other) {
   for (const auto member :
        {&TensorMotion::elements, &TensorMotion::parameter2, &TensorMotion::change2,
         &TensorMotion::first2, &TensorMotion::second, &TensorMotion::previous2, &TensorMotion::gradient2, &TensorMotion::along,
-        &TensorMotion::same_sign_m, &TensorMotion::below_eps, &TensorMotion::gradient_below,
-        &TensorMotion::before2, &TensorMotion::turned, &TensorMotion::same_sign_g}) {
+        &TensorMotion::same_sign_m, &TensorMotion::signed_m, &TensorMotion::below_eps,
+        &TensorMotion::gradient_below, &TensorMotion::before2, &TensorMotion::turned,
+        &TensorMotion::same_sign_g, &TensorMotion::signed_g}) {
     this->*member += other.*member;
   }
   ratios += other.ratios;
@@ -198,6 +202,8 @@ double TensorMotion::RelativeUpdate() const { return std::sqrt(Ratio(change2, pa
 double TensorMotion::RootV() const { return std::sqrt(Ratio(second, elements)); }
 double TensorMotion::CosineWithM() const { return Ratio(along, std::sqrt(previous2 * gradient2)); }
 double TensorMotion::CosineWithLast() const { return Ratio(turned, std::sqrt(before2 * gradient2)); }
+double TensorMotion::SignsWithM() const { return Ratio(same_sign_m, signed_m); }
+double TensorMotion::SignsWithLast() const { return Ratio(same_sign_g, signed_g); }
 
 UpdateRange KeptUpdates(const RunHistory& history, int64_t first, int64_t last) {
   const auto kept = [&](int64_t k) {

@@ -29,12 +29,14 @@ struct TensorMotion {
   double previous2 = 0;       // squares of m of RUN@(k-1)
   double gradient2 = 0;       // squares of g, before clipping
   double along = 0;           // m of RUN@(k-1) times g
-  double same_sign_m = 0;     // elements where those two have the same sign; zero has none
+  double same_sign_m = 0;     // elements where those two have the same sign
+  double signed_m = 0;        // elements where neither is zero
   double below_eps = 0;       // elements with sqrt(v / bias correction) < eps
   double gradient_below = 0;  // elements with |clipped g| < eps
   double before2 = 0;         // squares of g of update k - 1
   double turned = 0;          // that times g
   double same_sign_g = 0;     // elements where those two have the same sign
+  double signed_g = 0;        // elements where neither is zero
   LogHistogram ratios;        // of (clipped g)^2 / v^, where v^ > 0; empty unless asked for
 
   TensorMotion& operator+=(const TensorMotion& other);
@@ -44,6 +46,8 @@ struct TensorMotion {
   double RootV() const;               // root of the mean of v
   double CosineWithM() const;         // of g and m of RUN@(k-1)
   double CosineWithLast() const;      // of g and g of update k - 1
+  double SignsWithM() const;          // share of equal signs, of elements where neither is zero
+  double SignsWithLast() const;
 };
 
 // One row of a tensor.

@@ -26,7 +26,7 @@ std::string Place(const std::string& file, const toml::source_region& region) {
   return fmt::format("{}:{}:{}", file, region.begin.line, region.begin.column);
 }
 
-// Reads one table's keys; each is asked for once, and what is left over is refused.
+// Reads one table's keys.
 class TableReader {
  public:
   TableReader(const toml::table& table, std::string file) : table_(table), file_(std::move(file)) {}
@@ -38,10 +38,7 @@ class TableReader {
   }
   std::string where() const { return Place(file_, table_.source()); }
   bool Has(const std::string& key) const { return table_.contains(key); }
-  const toml::node* Get(const std::string& key) {
-    known_.push_back(key);
-    return table_.get(key);
-  }
+  const toml::node* Get(const std::string& key) const { return table_.get(key); }
   Status Text(const std::string& key, bool required, std::string* out) {
     const toml::node* node = Get(key);
     if (node == nullptr && !required) return {};
@@ -80,17 +77,19 @@ class TableReader {
     }
     return {};
   }
-  // Every key that was not asked for. `elsewhere`: keys that other files have, and why not this.
-  Status Finish(const std::vector<std::string>& elsewhere, const std::string& why) const {
+  // Refuses keys that are not known, before what they were meant for is missed. `elsewhere`: keys
+  // that other files have, and why not this.
+  Status Known(const std::vector<std::string>& known, const std::vector<std::string>& elsewhere,
+               const std::string& why) const {
     for (const auto& [key, node] : table_) {
       const std::string name(key.str());
-      if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
+      if (std::find(known.begin(), known.end(), name) != known.end()) continue;
       const std::string where = Place(file_, key.source());
       if (std::find(elsewhere.begin(), elsewhere.end(), name) != elsewhere.end()) {
         return UsageError(fmt::format("{}: {}: {}", where, name, why));
       }
       return UsageError(fmt::format("{}: unknown key '{}'; the nearest is '{}'", where, name,
-                                    NearestName(name, known_)));
+                                    NearestName(name, known)));
     }
     return {};
   }
@@ -98,7 +97,6 @@ class TableReader {
  private:
   const toml::table& table_;
   const std::string file_;
-  std::vector<std::string> known_;
 };
 
 const std::vector<std::string> kOverRun = {"run",      "horizon", "sigma", "control_replicas",
@@ -170,8 +168,6 @@ Status ReadSeedKeys(TableReader& reader, const std::string& file, ExperimentPlan
   ExperimentArm& control = plan->arms.front();
   if (reader.Has("set")) {
     RT_RETURN_IF_ERROR(ReadTexts(reader, "set", "a list of KEY=VALUE", &control.overrides));
-  } else {
-    reader.Get("set");
   }
   const std::string what = fmt::format("a list of {} to {} different whole numbers in 0 .. {}",
                                        kLeastSeeds, kReplicasMax, kMostSeed);
@@ -197,6 +193,10 @@ Result<ExperimentArm> ReadArm(const toml::node& node, const std::string& file,
     return UsageError(Place(file, node.source()) + ": arm: expected [[arm]] tables");
   }
   TableReader reader(*table, file);
+  RT_RETURN_IF_ERROR(plan.over_seeds()
+                         ? reader.Known({"name", "hypothesis", "set"}, kOverRun, kNotOverSeeds)
+                         : reader.Known({"name", "hypothesis", "do", "seed"}, kOverSeeds,
+                                        kNotOverRun));
   ExperimentArm arm;
   arm.where = reader.where();
   RT_RETURN_IF_ERROR(reader.Text("name", true, &arm.name));
@@ -206,7 +206,6 @@ Result<ExperimentArm> ReadArm(const toml::node& node, const std::string& file,
     arm.seeds = plan.arms.front().seeds;
     RT_RETURN_IF_ERROR(ReadTexts(
         reader, "set", "a list of KEY=VALUE, such as [\"optimizer.clip=0\"]", &arm.overrides));
-    RT_RETURN_IF_ERROR(reader.Finish(kOverRun, kNotOverSeeds));
     return arm;
   }
   RT_RETURN_IF_ERROR(reader.List("do", "a list of interventions, such as [\"clip:none\"]",
@@ -222,7 +221,6 @@ Result<ExperimentArm> ReadArm(const toml::node& node, const std::string& file,
   int64_t seed = defaults.seed;
   RT_RETURN_IF_ERROR(reader.Integer("seed", 0, kMost, &seed));
   arm.seeds = CountFrom(seed, defaults.replicas);
-  RT_RETURN_IF_ERROR(reader.Finish(kOverSeeds, kNotOverRun));
   const Status dated =
       InterventionScript::Make(arm.interventions, plan.first, plan.horizon).status();
   RT_RETURN_IF_ERROR(dated.Within(arm.where));
@@ -256,6 +254,13 @@ Result<ExperimentPlan> ReadPlan(const toml::table& table, const std::string& fil
   TableReader reader(table, file);
   RunDefaults defaults;
   RT_RETURN_IF_ERROR(reader.Text("recipe", false, &plan.recipe));
+  RT_RETURN_IF_ERROR(
+      plan.over_seeds()
+          ? reader.Known({"recipe", "set", "steps", "threshold", "seeds", "arm"}, kOverRun,
+                         kNotOverSeeds)
+          : reader.Known({"run", "steps", "horizon", "threshold", "sigma", "control_replicas",
+                          "replicas", "seed", "arm"},
+                         kOverSeeds, kNotOverRun));
   RT_RETURN_IF_ERROR(ReadSteps(reader, &plan));
   RT_RETURN_IF_ERROR(reader.Positive("threshold", 1e6, "nats, a number above 0", &plan.threshold));
   if (plan.over_seeds()) {
@@ -264,8 +269,6 @@ Result<ExperimentPlan> ReadPlan(const toml::table& table, const std::string& fil
     RT_RETURN_IF_ERROR(ReadRunKeys(reader, &plan, &defaults));
   }
   const toml::node* arms = reader.Get("arm");
-  RT_RETURN_IF_ERROR(plan.over_seeds() ? reader.Finish(kOverRun, kNotOverSeeds)
-                                       : reader.Finish(kOverSeeds, kNotOverRun));
   if (arms == nullptr || !arms->is_array() || arms->as_array()->empty()) {
     return reader.Expected("arm", "[[arm]] tables, at least one");
   }

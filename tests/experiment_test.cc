@@ -425,6 +425,8 @@ TEST_F(Experiment, APlanThatDoesNotFitTheRunIsRefusedBeforeAnythingRuns) {
   const std::string glob = error(Head() + Arm("a", "\"scale:2,only=model.layers.9.*\""), {});
   EXPECT_NE(std::string::npos, glob.find("plan.toml:4:")) << glob;
   EXPECT_NE(std::string::npos, glob.find("arm 'a'")) << glob;
+  const std::string samples = error(Head() + Arm("a", "\"skip-batch:count=1000000@3\""), {});
+  EXPECT_NE(std::string::npos, samples.find("arm 'a': update 3 would consume sample")) << samples;
   ExperimentOptions options;
   options.only = {"plantd"};
   EXPECT_NE(std::string::npos,
@@ -520,7 +522,11 @@ TEST(ExperimentFile, BadFilesAreNamedByPlaceKeyAndExpectation) {
       {"steps = \"1..9\"\n[[arm]]\nname = \"b\"\ndoo = []\ndo = []\n", "the nearest is 'do'"},
       {"steps = \"1..9\"\nseeds = [1]\n" + arm,
        "f:2:1: seeds: belongs to an experiment over seeds"},
-      {"steps = \"1..9\"\n" + set, "do: expected a list"},
+      {"steps = \"1..9\"\n" + set, "set: belongs to an experiment over seeds"},
+      {"steps = \"1..9\"\n[[arm]]\nnmae = \"b\"\ndo = []\n",
+       "f:3:1: unknown key 'nmae'; the nearest is 'name'"},
+      {"step = \"1..9\"\n" + arm, "f:1:1: unknown key 'step'; the nearest is 'steps'"},
+      {seeds + "seeds = [1, 2, 3, 4, 5]\n" + arm, "do: belongs to an experiment over one run"},
       {seeds + set, "seeds: expected a list of 5 to 64"},
       {seeds + "seeds = [1, 2, 3, 4]\n" + set, "seeds: expected a list of 5 to 64"},
       {seeds + "seeds = [1, 2, 3, 4, 4]\n" + set, "different whole numbers"},

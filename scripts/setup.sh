@@ -2,11 +2,12 @@
 # Brings everything that the build needs, on Debian 12 or newer. Safe to run again: what is there
 # stays, what was interrupted is taken up.
 #
-#   scripts/setup.sh [--for-tests] [--for-peers] [--without-torch]
+#   scripts/setup.sh [--for-tests] [--for-peers] [--without-torch] [--without-cuda]
 #
 #   --for-tests      also what only the tests need (Chromium, a Python environment with h5py)
 #   --for-peers      also what the benchmarks compare with (a Python environment with PyTorch; 5 GB)
 #   --without-torch  leave LibTorch out: everything works but jobs over several hosts
+#   --without-cuda   leave the CUDA compiler out: everything works but --device cuda
 #
 # Debian packages need root; without it the command to run is printed. Everything else goes to
 # ${XDG_CACHE_HOME:-~/.cache}/retrace and outlives the build folder.
@@ -16,19 +17,22 @@ cd "$(dirname "$0")/.."
 for_tests=0
 for_peers=0
 with_torch=1
+with_cuda=1
 [ -z "${RETRACE_WITHOUT_TORCH:-}" ] || with_torch=0
+[ -z "${RETRACE_WITHOUT_CUDA:-}" ] || with_cuda=0
 for argument in "$@"; do
   case $argument in
     --for-tests) for_tests=1 ;;
     --for-peers) for_peers=1 ;;
     --without-torch) with_torch=0 ;;
-    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --without-cuda) with_cuda=0 ;;
+    -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "setup: unknown option $argument; see scripts/setup.sh --help" >&2; exit 2 ;;
   esac
 done
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/retrace
-steps=$((1 + with_torch + for_tests + for_peers))
+steps=$((1 + with_torch + with_cuda + (with_cuda && for_tests) + for_tests + for_peers))
 step=0
 say() { step=$((step + 1)); echo "setup [$step/$steps] $*"; }
 fail() { echo "setup: $*" >&2; exit 5; }
@@ -39,13 +43,15 @@ build_packages=(
   libhdf5-dev libzstd-dev zlib1g-dev libxxhash-dev libsentencepiece-dev
   dict-gcide node-d3
 )
-torch_packages=(libgloo-dev python3-pip unzip ca-certificates)
+wheel_packages=(python3-pip unzip ca-certificates)
+torch_packages=(libgloo-dev "${wheel_packages[@]}")
 python_packages=(python3-venv ca-certificates)
 test_packages=(chromium)
 
 debian_packages() {
   local wanted=("${build_packages[@]}") missing=() package
   [ $with_torch = 0 ] || wanted+=("${torch_packages[@]}")
+  [ $with_cuda = 0 ] || wanted+=("${wheel_packages[@]}")
   [ $for_tests = 0 ] || wanted+=("${test_packages[@]}")
   [ $for_tests = 0 ] && [ $for_peers = 0 ] || wanted+=("${python_packages[@]}")
   command -v dpkg-query >/dev/null ||
@@ -79,6 +85,17 @@ debian_packages() {
     { tail -n 15 "$log" >&2; fail "apt-get install failed; all of its output is in $log"; }
 }
 
+# fetch_wheels REQUIREMENTS FOLDER. What already lies there with the right digest is not fetched
+# again.
+fetch_wheels() {
+  python3 -m pip download --no-deps --only-binary=:all: --require-hashes --no-cache-dir \
+    --disable-pip-version-check --retries 5 --timeout 60 --implementation cp \
+    --python-version 3.11 --abi cp311 --abi none --platform manylinux_2_28_x86_64 \
+    --platform manylinux_2_25_x86_64 --platform manylinux_2_17_x86_64 \
+    --platform manylinux2014_x86_64 --platform manylinux2010_x86_64 \
+    --platform manylinux_2_12_x86_64 -r "$1" -d "$2"
+}
+
 # The wheels are fetched by pip (its own configuration names the index) and checked against the
 # digests in torch_wheels.txt; only libraries and headers are unpacked, into a folder that gets its
 # name last.
@@ -101,13 +118,7 @@ torch_libraries() {
   local wheels=$cache/wheels part=$target.part
   rm -rf "$part"
   mkdir -p "$wheels" "$part"
-  # What already lies in the download folder with the right digest is not fetched again.
-  python3 -m pip download --no-deps --only-binary=:all: --require-hashes --no-cache-dir \
-    --disable-pip-version-check --retries 5 --timeout 60 --implementation cp \
-    --python-version 3.11 --abi cp311 --abi none --platform manylinux_2_28_x86_64 \
-    --platform manylinux_2_25_x86_64 --platform manylinux_2_17_x86_64 \
-    --platform manylinux2014_x86_64 \
-    -r scripts/torch_wheels.txt -d "$wheels" ||
+  fetch_wheels scripts/torch_wheels.txt "$wheels" ||
     fail "LibTorch could not be fetched. Try again, or go on with --without-torch"
   echo "  unpacking libraries and headers"
   unzip -qo "$wheels"/torch-*.whl torch/lib/libc10.so torch/lib/libtorch_cpu.so \
@@ -117,6 +128,52 @@ torch_libraries() {
   rm -rf "$target"
   mv "$part" "$target"
   rm -rf "$wheels"
+}
+
+# cuda_wheels REQUIREMENTS NAME MB WHAT: unpacks wheels of NVIDIA's into $cache/NAME.
+cuda_wheels() {
+  local target=$cache/$2
+  if [ -e "$target/bin" ]; then
+    say "$4: is in $target"
+    return
+  fi
+  [ "$(uname -m)" = x86_64 ] ||
+    fail "no CUDA wheels are pinned for $(uname -m); go on with scripts/setup.sh --without-cuda"
+  say "$4: fetching, $3 MB in $target"
+  mkdir -p "$cache"
+  local free_mb wheel
+  free_mb=$(df -Pm "$cache" | awk 'NR == 2 { print $4 }')
+  [ "$free_mb" -ge $((2 * $3)) ] ||
+    fail "$cache has $free_mb MB free, this needs $((2 * $3)) while unpacking (XDG_CACHE_HOME moves it)"
+  local wheels=$cache/$2.wheels part=$target.part
+  rm -rf "$part"
+  mkdir -p "$wheels" "$part"
+  fetch_wheels "$1" "$wheels" ||
+    fail "$4: could not be fetched. Try again, or go on with --without-cuda"
+  for wheel in "$wheels"/*.whl; do unzip -qo "$wheel" 'nvidia/cu13/*' -d "$part"; done
+  chmod -R u+x "$part/nvidia/cu13/bin"
+  [ ! -e "$part/nvidia/cu13/nvvm/bin" ] || chmod -R u+x "$part/nvidia/cu13/nvvm/bin"
+  rm -rf "$target"
+  mv "$part/nvidia/cu13" "$target"
+  rm -rf "$wheels" "$part"
+}
+
+cuda_compiler() {
+  local nvcc
+  for nvcc in "${CUDA_HOME:-/nonexistent}/bin/nvcc" /usr/local/cuda/bin/nvcc "$(command -v nvcc || true)"; do
+    [ -x "$nvcc" ] || continue
+    say "CUDA compiler: is $nvcc"
+    return
+  done
+  cuda_wheels scripts/cuda_wheels.txt "cuda-$(wheel_version nvcc scripts/cuda_wheels.txt)" 260 "CUDA compiler"
+}
+
+# wheel_version PACKAGE REQUIREMENTS: that of nvidia-cuda-PACKAGE.
+wheel_version() { sed -n "s/^nvidia-cuda-$1==\([^ ]*\).*/\1/p" "$2"; }
+
+cuda_tools() {
+  cuda_wheels scripts/cuda_tools_wheels.txt \
+    "cuda-tools-$(wheel_version cuobjdump scripts/cuda_tools_wheels.txt)" 10 "CUDA disassembler"
 }
 
 # python_environment NAME: scripts/NAME_requirements.txt in $cache/NAME-python.
@@ -139,5 +196,7 @@ python_environment() {
 
 debian_packages
 [ $with_torch = 0 ] || torch_libraries
+[ $with_cuda = 0 ] || cuda_compiler
+[ $with_cuda = 0 ] || [ $for_tests = 0 ] || cuda_tools
 [ $for_tests = 0 ] || python_environment test
 [ $for_peers = 0 ] || python_environment peer

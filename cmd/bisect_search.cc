@@ -168,7 +168,7 @@ void AddSearchFlags(CLI::App* bisect, BisectFlags* flags) {
           0, 1024)
       ->capture_default_str();
   AddIsaFlag(bisect, &flags->isa);
-  bisect->add_option("--out", flags->out,
+  bisect->add_option("-o,--out", flags->out,
                      "Directory of the replicas and of what is known; RUN-spike or RUN-cause by "
                      "default. The same directory goes on with a search that was ended");
   bisect->add_flag("--dry-run", flags->dry_run, "Say what the search may cost; live nothing");

@@ -305,7 +305,8 @@ Status InterventionScript::CheckSamples(const Recipe& base, int64_t cursor) {
   RT_RETURN_IF_ERROR(ForecastUpdates(base, cursor, see));
   RT_RETURN_IF_ERROR(status);
   for (const auto& [intervention, effect] : effects) {
-    if (effect.any || intervention->inherited) continue;
+    const bool drawn = intervention->arguments.contains("seed");  // perhaps the order that was
+    if (effect.any || drawn || intervention->inherited) continue;
     return UsageError(fmt::format("'{}': changes nothing: its updates consume samples of {}..{}",
                                   intervention->Text(), effect.least, effect.most));
   }

@@ -17,6 +17,7 @@
 #include "cmd/opened_run.h"
 #include "cmd/tensor_file.h"
 #include "cmd/text_table.h"
+#include "cmd/trace_diff.h"
 #include "core/recipe_toml.h"
 #include "replay/record.h"
 #include "surgery/intervention.h"
@@ -34,10 +35,19 @@ constexpr char kExamples[] = R"(Examples:
   retrace diff a.safetensors b.safetensors --quiet && echo same
   retrace diff runs/demo@24 megatron.safetensors          # fused qkv and fc1 are taken apart
   retrace diff runs/demo@24 demo-24.h5                    # what 'retrace export' wrote
+  retrace diff a.jsonl b.jsonl                            # two traces: the first op that differs
+  retrace diff ours.safetensors hf.safetensors            # the first op that rounding does not explain
+  retrace diff ours.safetensors hf.safetensors --truth fp64.safetensors
 Bits decide. Distances are of the numbers; ULP is the number of floats between two. max rel is
 |a - b| / max(|a|, |b|), rel L2 is |a - b| / |a|.
 Two runs are compared at the positions that both have: states by their digests, records but for their
 timing. Recipes and interventions are listed; they do not decide.
+Traces: by rounding, an op is beyond when its outputs are farther apart (root of the sum of squares)
+than the distance of its inputs, as both traces have them, and roundings at the coarser unit round-off
+explain; so the op is named where the fault is, and not those that follow. The bound is probabilistic,
+4 sqrt(n) u for a sum of n terms, with norms of operands. With --truth an op is beyond when it is
+more than 4 times as far from the truth as the other side's, and farther than the bound. Virtual shards
+are put together where the two divide tensors in other ways.
 Exit code 0: the same, 1: they differ, 2: usage, 3: damaged.)";
 
 constexpr size_t kValueMax = 48;
@@ -45,7 +55,8 @@ constexpr size_t kListMax = 8;              // of names and scalars in text
 constexpr uint64_t kUlpShown = 10'000'000;  // in full below
 
 struct DiffFlags {
-  std::string a, b, only;
+  std::string a, b, only, truth;
+  std::string by = "auto";
   int64_t top = 10;
   bool top_given = false;
   OutputFlags output;
@@ -762,6 +773,15 @@ void CompareRuns(const DiffFlags& flags, OpenedRun& a, OpenedRun& b) {
 }
 
 void RunDiff(const DiffFlags& flags) {
+  if (AreTraces(flags.a, flags.b)) {
+    CompareTraces({.a = flags.a, .b = flags.b, .only = flags.only, .truth = flags.truth,
+                   .by = flags.by, .top = flags.top, .top_given = flags.top_given,
+                   .output = flags.output});
+  }
+  if (!flags.truth.empty() || flags.by != "auto") {
+    Fail(UsageError("--truth and --by are for two traces ('retrace trace'); " + flags.a + " and " +
+                    flags.b + " are none"));
+  }
   Side a = OrFail(OpenSide(flags.a)), b = OrFail(OpenSide(flags.b));
   const bool run_a = a.run && !a.address.position, run_b = b.run && !b.address.position;
   if (run_a && run_b) return CompareRuns(flags, *a.run, *b.run);
@@ -781,10 +801,17 @@ void AddDiffCommand(CLI::App& app) {
   CLI::App* diff = app.add_subcommand("diff", "What differs between two states, runs or files");
   auto flags = std::make_shared<DiffFlags>();
   constexpr char kWhat[] =
-      "RUN@k[:GLOB][#p|#m|#v|#g], RUN, a safetensors file, index or folder, or an HDF5 file";
+      "RUN@k[:GLOB][#p|#m|#v|#g], RUN, a safetensors file, index or folder, an HDF5 file, or a trace";
   diff->add_option("a", flags->a, kWhat)->required();
   diff->add_option("b", flags->b, kWhat)->required();
-  diff->add_option("--only", flags->only, "Compare only tensors whose names match this glob");
+  diff->add_option("--only", flags->only,
+                   "Compare only tensors, or ops, whose names match this glob");
+  diff->add_option("--by", flags->by,
+                   "Two traces: bits, or what rounding explains; auto: that where their program or "
+                   "precision differs")
+      ->check(CLI::IsMember({"auto", "bits", "rounding"}))
+      ->capture_default_str();
+  diff->add_option("--truth", flags->truth, "Two traces: a third one, computed in FP64, to judge by");
   CLI::Option* top =
       WholeIn(diff->add_option("--top", flags->top, "Tensors in the table; 0: all"), 0)
           ->capture_default_str();

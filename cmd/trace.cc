@@ -28,8 +28,8 @@ constexpr char kExamples[] = R"(Examples:
   retrace diff a.jsonl b.jsonl                                  # the first op that differs
 RUN@k is the state after k updates. Traced is the update that starts there, update k+1, whose loss the
 ledger has as that of update k+1; it is lived again and compared with the ledger where the run has it.
-Ops, in order of execution: state/NAME#p|m|v (digests alone); micro-batch by micro-batch mbI/ids,
-mbI/labels, mbI/embedding, mbI/layerL/OP, mbI/final_norm, mbI/logits, mbI/loss, the gradients of these
+Ops, in order of execution: state/NAME#p|m|v before it (elements only where --only matches);
+micro-batch by micro-batch mbI/ids, mbI/labels, mbI/embedding, mbI/layerL/OP, mbI/final_norm, mbI/logits, mbI/loss, the gradients of these
 outputs with '.grad', mbI/NAME.grad of the parameters; then optimizer/NAME#g (the gradient before
 clipping), optimizer/norms, optimizer/rows (a row a tensor: action, t, lr, beta1, 1-beta1, beta2,
 1-beta2, bias corrections, eps, decay, clip, update clip), optimizer/NAME#p|m|v after the update.
@@ -107,7 +107,8 @@ Written LiveAndWrite(const TraceFlags& flags, const StateAddress& address, const
                                        .spill_dir = FolderOf(flags.out)};
                   if (flags.tensors) {
                     options.tensors = [&](std::string_view name) {
-                      return GlobMatches(flags.only, name);
+                      return flags.only.empty() ? !name.starts_with("state/")
+                                                : GlobMatches(flags.only, name);
                     };
                   }
                   UpdateTracer tracer(*rank, options);

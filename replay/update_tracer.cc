@@ -11,6 +11,7 @@
 
 #include "core/scalar_math.h"
 #include "replay/exchange.h"
+#include "replay/whole_trace.h"
 
 namespace retrace {
 namespace {
@@ -22,15 +23,6 @@ int64_t NumberBehind(std::string_view text, std::string_view prefix) {
   const char* last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data() + prefix.size(), last, number);
   return error == std::errc() && (end == last || *end == '/') ? number : -1;
-}
-
-// "NAME/shard3" -> 3, and NAME. -1: no shard's.
-int64_t TakeShard(std::string* name) {
-  const size_t at = name->rfind("/shard");
-  if (at == std::string::npos) return -1;
-  const int64_t shard = NumberBehind(std::string_view(*name).substr(at), "/shard");
-  if (shard >= 0) name->resize(at);
-  return shard;
 }
 
 std::string SeenText(const auto& key, const UpdateTracer::TracedOp& op) {
@@ -94,7 +86,7 @@ void UpdateTracer::See(const std::string& name, const T* data, int64_t rows, int
   }
   op.l2 = std::sqrt(squares);
   op.digest = TensorDigest(canonical.data(), canonical.size() * sizeof(T));
-  if (key[0] > 0 && options_.tensors && options_.tensors(name) && status_.ok()) {
+  if (options_.tensors && options_.tensors(name) && status_.ok()) {
     status_ = Keep(canonical.data(), &op);
   }
   seen_.push_back({key, std::move(op)});

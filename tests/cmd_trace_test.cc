@@ -113,5 +113,132 @@ TEST_F(Traces, WhatCanNotBeTracedIsSaid) {
   EXPECT_FALSE(std::filesystem::exists(Path("x")));
 }
 
+// ---- diff of traces
+// -----------------------------------------------------------------------------
+
+class TraceDiffs : public Traces {
+ protected:
+  // Of update 4: as recorded, from a run with a flipped bit in it, and from a branch.
+  void SetUp() override {
+    if (std::filesystem::exists(Path("t.jsonl"))) return;
+    Trace(run_ + "@3", Path("t.jsonl"));
+    Trace(run_ + "@3", Path("t.safetensors"), {"--tensors"});
+    ASSERT_EQ(0, RunProgram({"replay", run_, "--steps", "4..4", "--do", "softcap:4", "--out",
+                             Path("capped"), "--quiet"}).code);
+    Trace(Path("capped") + "@3", Path("capped.safetensors"), {"--tensors"});
+  }
+};
+
+TEST_F(TraceDiffs, TheFirstOpThatDiffersIsNamedWithElementAndValues) {
+  EXPECT_EQ(0, RunProgram({"diff", Path("t.jsonl"), Path("t.safetensors")}).code);
+  const Finished done =
+      RunProgram({"diff", Path("t.safetensors"), Path("capped.safetensors"), "--json"});
+  EXPECT_EQ(1, done.code) << done.err;
+  const Json json = ParseJson(done);
+  EXPECT_EQ("bits", json["by"]);
+  EXPECT_EQ("mb0/logits/shard0", json["first"]["op"]);
+  EXPECT_EQ("[0, 0]", json["first"]["first"]["at"]);
+  EXPECT_NE(json["first"]["first"]["a"], json["first"]["first"]["b"]);
+  const Finished text = RunProgram({"diff", Path("t.jsonl"), Path("capped.safetensors")});
+  EXPECT_EQ(1, text.code);
+  EXPECT_TRUE(Contains(text.out, "differs: mb0/logits/shard0 (the ")) << text.out;
+  EXPECT_TRUE(Contains(text.out, "--tensors --only mb0/logits/shard0")) << text.out;
+  EXPECT_EQ(0, RunProgram({"diff", Path("t.jsonl"), Path("capped.safetensors"), "--only",
+                           "mb0/layer*/q_proj/*"}).code);
+  EXPECT_EQ("", RunProgram({"diff", Path("t.jsonl"), Path("capped.safetensors"), "--quiet"}).out);
+}
+
+TEST_F(TraceDiffs, TheFirstOpBeyondRoundingIsWhereTheRecipesDiffer) {
+  const Finished done = RunProgram({"diff", Path("t.safetensors"), Path("capped.safetensors"), "--by",
+                                    "rounding", "--json"});
+  EXPECT_EQ(1, done.code) << done.err;
+  const Json json = ParseJson(done);
+  EXPECT_EQ("mb0/logits", json["first"]["op"]);
+  EXPECT_GT(json["first"]["relative_l2"].get<double>(), json["first"]["bound"].get<double>());
+  // What follows is explained by it, but for the gradients of the cap itself.
+  EXPECT_LT(json["beyond_rounding"].get<int>(), 9) << done.out;
+  EXPECT_EQ(0, RunProgram({"diff", Path("t.safetensors"), Path("t.safetensors"), "--by", "rounding"})
+                   .code);
+}
+
+TEST_F(TraceDiffs, WhatIsNoTraceIsNotComparedWithOne) {
+  EXPECT_TRUE(Contains(Refused({"diff", Path("t.jsonl"), run_ + "@3"}, 2), "expected two traces"));
+  EXPECT_TRUE(Contains(Refused({"diff", run_ + "@2", run_ + "@3", "--by", "rounding"}, 2), "--by"));
+  EXPECT_TRUE(Contains(Refused({"diff", Path("t.jsonl"), Path("t.jsonl"), "--by", "rounding"}, 4),
+                       "digests alone"));
+  EXPECT_TRUE(Contains(
+      Refused({"diff", Path("t.jsonl"), Path("t.jsonl"), "--only", "nothing/*"}, 2), "in common"));
+  std::ofstream(Path("cut.jsonl")) << ReadFileText(Path("t.jsonl")).substr(0, 5000);
+  EXPECT_TRUE(Contains(Refused({"diff", Path("t.jsonl"), Path("cut.jsonl")}, 3), "cut.jsonl"));
+}
+
+// ---- the same update by transformers
+// ------------------------------------------------------------
+
+class TracesOfTransformers : public TraceDiffs {
+ protected:
+  void SetUp() override {
+    std::string why;
+    if (!HasPackages(PeerPython(), "torch safetensors transformers", &why)) GTEST_SKIP() << why;
+    TraceDiffs::SetUp();
+    if (!std::filesystem::exists(Path("hf"))) Export(run_ + "@3", Path("hf"));
+  }
+  // The report of the diff with what transformers compute.
+  Json Compare(const std::vector<std::string>& flags, int code,
+               const std::vector<std::string>& how = {}) {
+    std::vector<std::string> words = {SourceDir() + "/scripts/dump_hf_trace.py", Path("hf"),
+                                      Path("t.safetensors"), "--out", Path("hf.safetensors")};
+    words.insert(words.end(), flags.begin(), flags.end());
+    const Finished dumped = RunPython(PeerPython(), words);
+    EXPECT_EQ(0, dumped.code) << dumped.err;
+    std::vector<std::string> diff = {"diff", Path("t.safetensors"), Path("hf.safetensors"), "--json"};
+    diff.insert(diff.end(), how.begin(), how.end());
+    const Finished done = RunProgram(diff);
+    EXPECT_EQ(code, done.code) << done.out << done.err;
+    return ParseJson(done);
+  }
+};
+
+TEST_F(TracesOfTransformers, TheyComputeTheSameWithinRounding) {
+  const Json fp32 = Compare({}, 0);
+  EXPECT_EQ("rounding", fp32["by"]);
+  EXPECT_EQ(0x1p-24, fp32["unit_roundoff"]);
+  EXPECT_EQ(772, fp32["judged"]);  // every op that transformers show, in four micro-batches
+  EXPECT_TRUE(fp32["only_b"].empty());
+  const Json bf16 = Compare({"--dtype", "bfloat16"}, 0);
+  EXPECT_EQ(0x1p-9, bf16["unit_roundoff"]);
+}
+
+TEST_F(TracesOfTransformers, APlantedMistakeIsNamedByItsOp) {
+  for (const auto& [fault, op] :
+       {std::pair("embedding-scale=5.7", "mb0/embedding"),  // sqrt(32) = 5.66
+        {"window-off-by-one", "mb0/layer0/attention"},
+        {"norm-one-plus-weight", "mb0/layer0/input_norm"},
+        {"norm-one-plus-weight=layers.2.post_attention", "mb0/layer2/post_attention_norm"},
+        {"qk-norm-unreduced", "mb0/model.layers.0.self_attn.k_norm.weight.grad"}}) {
+    const Json json = Compare({"--fault", fault}, 1);
+    EXPECT_EQ(op, json["first"]["op"]) << fault;
+  }
+}
+
+TEST_F(TracesOfTransformers, TheTruthSaysThatTheMistakeIsTheirs) {
+  ASSERT_EQ(0, RunProgram({"replay", run_, "--steps", "4..4", "--do", "precision:fp64", "--out",
+                           Path("fp64"), "--quiet"}).code);
+  Trace(Path("fp64") + "@3", Path("truth.safetensors"), {"--tensors"});
+  const std::vector<std::string> truth = {"--truth", Path("truth.safetensors")};
+  EXPECT_EQ(true, Compare({}, 0, truth)["same"]);
+  const Json json = Compare({"--fault", "window-off-by-one"}, 1, truth);
+  EXPECT_EQ("mb0/layer0/attention", json["first"]["op"]);
+  EXPECT_EQ("B", json["first"]["beyond_side"]);
+}
+
+TEST_F(TracesOfTransformers, AnUnknownFaultIsRefused) {
+  const Finished done =
+      RunPython(PeerPython(), {SourceDir() + "/scripts/dump_hf_trace.py", Path("hf"),
+                               Path("t.safetensors"), "--out", Path("x"), "--fault", "no-such"});
+  EXPECT_NE(0, done.code);
+  EXPECT_TRUE(Contains(done.err, "no-such")) << done.err;
+}
+
 }  // namespace
 }  // namespace retrace

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "formats/chunk_planes.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -15,18 +16,11 @@
 namespace retrace {
 namespace {
 
-// The part of a (un)shuffle that is left when the vector loop is done, or all of it.
+// The part of a shuffle that is left when the vector loop is done, or all of it.
 void ShuffleFrom(size_t first, const float* in, size_t count, unsigned char* out) {
   const unsigned char* bytes = reinterpret_cast<const unsigned char*>(in);
   for (size_t b = 0; b < 4; ++b) {
     for (size_t i = first; i < count; ++i) out[b * count + i] = bytes[4 * i + b];
-  }
-}
-
-void UnshuffleFrom(size_t first, const unsigned char* in, size_t count, float* out) {
-  unsigned char* bytes = reinterpret_cast<unsigned char*>(out);
-  for (size_t b = 0; b < 4; ++b) {
-    for (size_t i = first; i < count; ++i) bytes[4 * i + b] = in[b * count + i];
   }
 }
 
@@ -53,29 +47,8 @@ size_t ShuffleVector(const float* in, size_t count, unsigned char* out) {
   }
   return i;
 }
-
-size_t UnshuffleVector(const unsigned char* in, size_t count, float* out) {
-  size_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    __m128i plane[4];
-    for (int b = 0; b < 4; ++b) {
-      plane[b] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + b * count + i));
-    }
-    const __m128i lo01 = _mm_unpacklo_epi8(plane[0], plane[1]);
-    const __m128i hi01 = _mm_unpackhi_epi8(plane[0], plane[1]);
-    const __m128i lo23 = _mm_unpacklo_epi8(plane[2], plane[3]);
-    const __m128i hi23 = _mm_unpackhi_epi8(plane[2], plane[3]);
-    __m128i* to = reinterpret_cast<__m128i*>(out + i);
-    _mm_storeu_si128(to, _mm_unpacklo_epi16(lo01, lo23));
-    _mm_storeu_si128(to + 1, _mm_unpackhi_epi16(lo01, lo23));
-    _mm_storeu_si128(to + 2, _mm_unpacklo_epi16(hi01, hi23));
-    _mm_storeu_si128(to + 3, _mm_unpackhi_epi16(hi01, hi23));
-  }
-  return i;
-}
 #else
 size_t ShuffleVector(const float*, size_t, unsigned char*) { return 0; }
-size_t UnshuffleVector(const unsigned char*, size_t, float*) { return 0; }
 #endif
 
 }  // namespace
@@ -85,7 +58,7 @@ void ShuffleBytes(const float* in, size_t count, unsigned char* out) {
 }
 
 void UnshuffleBytes(const unsigned char* in, size_t count, float* out) {
-  UnshuffleFrom(UnshuffleVector(in, count, out), in, count, out);
+  UnshufflePart(in, count, count, out);
 }
 
 struct ChunkEncoder::Context {

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "replay/state_digest.h"
+
 namespace retrace {
 namespace {
 
@@ -15,28 +17,6 @@ bool IsShared(const Layout& layout, int tensor) {
   const TensorSpec& spec = layout.tensors()[tensor];
   return spec.split == Split::kReplicated ||
          (spec.split == Split::kKvHeads && spec.kv_heads < layout.shards());
-}
-
-// [shard][piece][component] of local shards, in parallel over pieces.
-std::vector<ShardDigests> LocalDigests(RankContext context, const ParameterMap& map,
-                                       const RankState& state) {
-  const Layout& layout = map.layout();
-  std::vector<ShardDigests> digests(map.shard_count());
-  std::vector<std::pair<int, size_t>> work;
-  for (int i = 0; i < map.shard_count(); ++i) {
-    const size_t pieces = layout.pieces(map.first_shard() + i).size();
-    digests[i].resize(pieces);
-    for (size_t p = 0; p < pieces; ++p) work.emplace_back(i, p);
-  }
-  const int64_t count = static_cast<int64_t>(work.size()) * kNumComponents;
-  context.engine.pool().Run(count, [&](int64_t task, int) {
-    const auto [i, p] = work[task / kNumComponents];
-    const Component c = kComponents[task % kNumComponents];
-    const Piece& piece = layout.pieces(map.first_shard() + i)[p];
-    digests[i][p][static_cast<int>(c)] = TensorDigest(
-        state.slab(i).slab(c).data() + piece.offset, piece.numel() * sizeof(float));
-  });
-  return digests;
 }
 
 // Names the first replica that differs from its owner's digest.
@@ -145,7 +125,7 @@ Result<Digest> DigestAcrossRanks(RankContext context, const ParameterMap& map,
     most = std::max(most, count);
   }
   std::vector<Digest> mine;
-  for (const ShardDigests& shard : LocalDigests(context, map, state)) {
+  for (const ShardDigests& shard : DigestShards(context.engine, layout, state.state)) {
     for (const auto& piece : shard) mine.insert(mine.end(), piece.begin(), piece.end());
   }
   mine.resize(most);

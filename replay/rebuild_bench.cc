@@ -36,35 +36,37 @@ double CopyGigabytes(Engine& engine, double seconds) {
   return 2.0 * static_cast<double>(kPart * parts) / fastest / 1e9;
 }
 
+// The first of the positions that are farthest from their keyframe.
+SeekPlan LongestWalk(const Timeline& timeline, const RunHistory& history) {
+  SeekPlan longest;
+  for (int64_t k = history.first_position(); k <= history.last_position(); ++k) {
+    const Result<SeekPlan> plan = timeline.Plan(k);
+    if (plan.ok() && plan->journals > longest.journals) longest = *plan;
+  }
+  return longest;
+}
+
 }  // namespace
 
 Result<RebuildSpeed> MeasureRebuild(const RunReader& run, const Layout& layout, Engine& engine,
-                                    int64_t position, double seconds) {
+                                    double seconds) {
   const Timeline timeline(run, layout, engine);
-  RT_ASSIGN_OR_RETURN(const SeekPlan plan, timeline.Plan(position));
+  const SeekPlan plan = LongestWalk(timeline, run.history());
   RT_CHECK(plan.journals >= 1);
   RebuildSpeed speed;
+  speed.keyframe = plan.keyframe;
   speed.steps = plan.journals;
   double to_position = 1e300, to_keyframe = 1e300, spent = 0;
-  speed.read_seconds = 1e300;
-  Journal journal;
-  Status status;
   const auto seek = [&](int64_t k, double* least) {
-    const double took = SecondsOf([&] {
-      Result<State> state = timeline.Seek(k);
-      status = state.status();
-    });
+    Status status;
+    const double took = SecondsOf([&] { status = timeline.Seek(k).status(); });
     *least = std::min(*least, took);
     spent += took;
     return status;
   };
   for (int pass = 0; pass < 3 || spent < seconds; ++pass) {
     RT_RETURN_IF_ERROR(seek(plan.keyframe, &to_keyframe));
-    RT_RETURN_IF_ERROR(seek(position, &to_position));
-    const double read = SecondsOf(
-        [&] { status = run.ReadJournal(layout, position, 0, layout.shards(), &journal); });
-    RT_RETURN_IF_ERROR(status);
-    speed.read_seconds = std::min(speed.read_seconds, read);
+    RT_RETURN_IF_ERROR(seek(plan.keyframe + plan.journals, &to_position));
   }
   speed.step_seconds = (to_position - to_keyframe) / static_cast<double>(plan.journals);
   speed.copy_gigabytes = CopyGigabytes(engine, seconds / 4);

@@ -17,10 +17,10 @@ namespace retrace {
 inline constexpr int64_t kRebuildBytes = 28;
 
 struct RebuildSpeed {
+  int64_t keyframe = 0;     // where the walk starts
   int64_t steps = 0;        // walked at a time
   double step_seconds = 0;  // reading, verifying, decoding, AdamW, and the digest of the last state
                             // divided by the steps; page cache warm
-  double read_seconds = 0;  // of it, all but AdamW and that digest
   double copy_gigabytes = 0;  // memcpy, all threads, a second, read and written
 
   double RebuildGigabytes(int64_t parameters) const {
@@ -28,10 +28,10 @@ struct RebuildSpeed {
   }
 };
 
-// The walk to `position` from its nearest keyframe (at least one journal), the fastest of several.
-// Errors: those of reading.
+// The run's longest walk from a keyframe (it has a journal), the fastest of several: a short one would
+// count what a seek costs once, however long it is, as if each step cost it. Errors: those of reading.
 Result<RebuildSpeed> MeasureRebuild(const RunReader& run, const Layout& layout, Engine& engine,
-                                    int64_t position, double seconds);
+                                    double seconds);
 
 }  // namespace retrace
 

@@ -4,7 +4,8 @@
 
 #include <filesystem>
 
-#include "replay/update.h"
+#include "replay/journal_walk.h"
+#include "replay/state_digest.h"
 
 namespace retrace {
 namespace {
@@ -57,29 +58,24 @@ int64_t Timeline::LastReachable(int64_t position) const {
 
 namespace {
 
-// RUN@(k-1) -> RUN@k. `journal` is used anew each time, so that a long walk touches the same memory.
-Status WalkOne(const RunReader& run, const Layout& layout, Engine& engine, Journal* journal,
-               State* state) {
-  const int64_t position = state->counters.position + 1;
-  const int count = static_cast<int>(state->shards.size());
-  if (const PositionEntry* entry = run.history().Find(position); entry && entry->HasPartial()) {
-    RT_RETURN_IF_ERROR(run.ReadPartial(layout, position, state).status());
+// A walk proves its journals by the digests of files. -> what is hit, where those of single tensors
+// find something.
+Status CheckTensors(const RunReader& run, const Layout& layout, const SeekPlan& plan) {
+  Journal journal;
+  for (int64_t k = plan.keyframe + 1; k <= plan.keyframe + plan.journals; ++k) {
+    RT_RETURN_IF_ERROR(run.ReadJournal(layout, k, 0, layout.shards(), &journal));
   }
-  RT_RETURN_IF_ERROR(run.ReadJournal(layout, position, state->first_shard, count, journal));
-  for (int i = 0; i < count; ++i) {
-    ApplyBlock(engine, layout, journal->optimizer, layout.pieces(state->first_shard + i),
-               journal->gradients[i].data(), &state->shards[i]);
-  }
-  state->counters = journal->counters;
-  state->memory = journal->memory;
   return {};
 }
 
 }  // namespace
 
+// On an error *state is not to be used.
 Status Timeline::Walk(State* state) const {
-  Journal journal;
-  return WalkOne(run_, layout_, engine_, &journal, state);
+  const int64_t update = state->counters.position + 1;
+  return JournalWalk(run_, layout_, engine_, update, update, state->first_shard,
+                     static_cast<int>(state->shards.size()))
+      .Next(state);
 }
 
 Result<State> Timeline::Seek(int64_t position, int first_shard, int shard_count) const {
@@ -87,13 +83,12 @@ Result<State> Timeline::Seek(int64_t position, int first_shard, int shard_count)
   State state = MakeState(layout_, first_shard, shard_count);
   RT_RETURN_IF_ERROR(
       run_.ReadKeyframe(layout_, plan.keyframe, first_shard, shard_count, &state));
-  Journal journal;
-  while (state.counters.position < position) {
-    RT_RETURN_IF_ERROR(WalkOne(run_, layout_, engine_, &journal, &state));
-  }
+  JournalWalk walk(run_, layout_, engine_, plan.keyframe + 1, position, first_shard, shard_count);
+  while (state.counters.position < position) RT_RETURN_IF_ERROR(walk.Next(&state));
   if (shard_count == layout_.shards() && plan.journals > 0) {
-    const Digest got = StateDigest(layout_, state), expected = run_.history().Find(position)->digest;
+    const Digest got = StateDigest(engine_, layout_, state), expected = run_.history().Find(position)->digest;
     if (got != expected) {
+      RT_RETURN_IF_ERROR(CheckTensors(run_, layout_, plan));
       return DamagedError(fmt::format(
           "{}@{}: the walk from keyframe {} gave digest {}, the ledger says {}; run 'retrace verify "
           "{}'",

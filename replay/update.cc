@@ -10,6 +10,7 @@
 #include "core/scalar_math.h"
 #include "core/schedule.h"
 #include "kernels/adamw.h"
+#include "replay/block_part.h"
 
 namespace retrace {
 namespace {
@@ -67,14 +68,13 @@ void ForEachClip(const OptimizerBlock& block, const Chunk& chunk, Visit visit) {
   }
 }
 
-// Applies a block to a chunk of a slab.
-void ApplyChunk(Isa isa, const OptimizerBlock& block, const Chunk& chunk, const float* gradient,
+// Applies a block to a chunk of a slab. g: the chunk's gradient.
+void ApplyChunk(Isa isa, const OptimizerBlock& block, const Chunk& chunk, const float* g,
                 ShardState* slab) {
   const int64_t offset = chunk.piece->offset + chunk.first;
   float* p = slab->slab(Component::kParameter).data() + offset;
   float* m = slab->slab(Component::kM).data() + offset;
   float* v = slab->slab(Component::kV).data() + offset;
-  const float* g = gradient + offset;
   ForEachClip(block, chunk, [&](int64_t at, int64_t count, float clip) {
     AdamW(isa, block.rows[chunk.piece->tensor], clip, g + at, p + at, m + at, v + at, count);
   });
@@ -96,7 +96,7 @@ UpdateSums ApplyAndSum(Isa isa, const OptimizerBlock& block, const Chunk& chunk,
     std::copy_n(p, n, before);
     UpdateSums part;
     part.p = SumSquaresBlock(isa, p, n);
-    ApplyChunk(isa, block, {chunk.piece, chunk.first + at, n}, gradient, slab);
+    ApplyChunk(isa, block, {chunk.piece, chunk.first + at, n}, gradient + offset, slab);
     part.change = SumSquaredChangeBlock(isa, before, p, n);
     part.m = SumSquaresBlock(isa, m, n);
     part.v = SumSquaresBlock(isa, v, n);
@@ -153,10 +153,24 @@ void ApplyBlock(Engine& engine, const Layout& layout, const OptimizerBlock& bloc
   const std::vector<Chunk> chunks = ChunksOf(pieces);
   std::vector<UpdateSums> parts(sums != nullptr ? chunks.size() : 0);
   engine.pool().Run(static_cast<int64_t>(chunks.size()), [&](int64_t i, int) {
-    if (sums != nullptr) parts[i] = ApplyAndSum(engine.isa(), block, chunks[i], gradient, slab);
-    else ApplyChunk(engine.isa(), block, chunks[i], gradient, slab);
+    const Chunk& chunk = chunks[i];
+    const float* g = gradient + chunk.piece->offset + chunk.first;
+    if (sums != nullptr) parts[i] = ApplyAndSum(engine.isa(), block, chunk, gradient, slab);
+    else ApplyChunk(engine.isa(), block, chunk, g, slab);
   });
   for (size_t i = 0; i < parts.size(); ++i) sums[chunks[i].piece->tensor] += parts[i];
+}
+
+void ApplyBlockPart(Isa isa, const OptimizerBlock& block, const std::vector<Piece>& pieces,
+                    int64_t first, int64_t count, const float* gradient, ShardState* slab) {
+  auto piece = std::upper_bound(pieces.begin(), pieces.end(), first,
+                                [](int64_t at, const Piece& p) { return at < p.offset; });
+  for (int64_t at = first; at < first + count; ++piece) {
+    const Piece& owner = *(piece - 1);
+    const int64_t last = std::min(first + count, owner.offset + owner.numel());
+    ApplyChunk(isa, block, {&owner, at - owner.offset, last - at}, gradient + (at - first), slab);
+    at = last;
+  }
 }
 
 UpdateDirective UpdateDirective::Default(const Recipe& recipe, const Counters& counters) {

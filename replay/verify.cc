@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "replay/record.h"
+#include "replay/state_digest.h"
 #include "replay/timeline.h"
 
 namespace retrace {
@@ -111,7 +112,7 @@ class Verifier {
     }
     RT_RETURN_IF_ERROR(timeline.Walk(&*state_));
     ++report_.journals;
-    const Digest got = StateDigest(*layout_, *state_), expected = run.history().Find(k)->digest;
+    const Digest got = StateDigest(engine_, *layout_, *state_), expected = run.history().Find(k)->digest;
     if (got == expected) {
       ++report_.walked;
       return {};

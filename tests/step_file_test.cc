@@ -7,6 +7,7 @@
 #include <random>
 
 #include "formats/chunk_codec.h"
+#include "formats/chunk_planes.h"
 #include "tests/small_run.h"
 
 namespace retrace {
@@ -48,6 +49,22 @@ TEST(ChunkCodec, ShuffleDealsBytesIntoPlanesAndBack) {
     for (size_t i = 0; i < 4 * count; ++i) ASSERT_EQ(bytes[i], planes[i % 4 * count + i / 4]) << i;
     UnshuffleBytes(planes.data(), count, out.data());
     EXPECT_EQ(0, std::memcmp(in.data(), out.data(), 4 * count));
+  }
+}
+
+TEST(ChunkCodec, AnyPartOfAChunkIsTheSameNumbers) {
+  constexpr size_t kCount = 200;
+  std::vector<float> in(kCount);
+  for (size_t i = 0; i < kCount; ++i) in[i] = static_cast<float>(i) * -0.37f;
+  std::vector<unsigned char> planes(4 * kCount);
+  ShuffleBytes(in.data(), kCount, planes.data());
+  for (size_t first : {0, 1, 16, 33, 199}) {
+    for (size_t count = 0; first + count <= kCount; ++count) {
+      std::vector<float> out(count + 1, 7.0f);
+      UnshufflePart(planes.data() + first, kCount, count, out.data());
+      ASSERT_EQ(0, std::memcmp(in.data() + first, out.data(), 4 * count)) << first << " " << count;
+      ASSERT_EQ(7.0f, out[count]);  // nothing behind it is touched
+    }
   }
 }
 

@@ -109,15 +109,16 @@ std::string Text(const SearchedCause& search, const Cause& cause, const Preventi
   if (search.flags.output.quiet) return text;
   const std::string noise = cause.whole ? NoiseText(*cause.whole) : "not known yet";
   text += fmt::format(
-      "\nA spike: {}, at some update up to {}; the recording has it at update {}. Replicas are "
-      "branches of\n{}@{} with noise ({}); the control without noise equals the recording bit for "
-      "bit. Of components x tensors\n{} were candidates{}. {} questions; {} updates were lived, {} "
-      "replicas found in {}. Claims hold for {}.\n",
+      "\nA spike: {}, at some update up to {}; the recording has it at update {}.\nEach replica is a "
+      "branch of {}@{} with noise of its own ({}); the control without noise\nequals the recording "
+      "bit for bit. {} component-tensors were candidates{}.\n{}Claims hold for {}. {} questions, {} "
+      "updates were lived, {} replicas found in {}.\n",
       search.flags.predicate, search.range.last, search.options.spike, search.flags.run,
       search.options.at - 1, noise, Grouped(cause.candidates),
       search.transplants() ? fmt::format(", {} are equal in both runs", Grouped(cause.equal)) : "",
-      cause.questions, Grouped(trials.updates_lived()), Grouped(trials.replicas_found()), search.out,
-      ScopeText(cause));
+      cause.left_out.empty() ? "" : "The data was left out: " + cause.left_out + ".\n",
+      ScopeText(cause), cause.questions, Grouped(trials.updates_lived()),
+      Grouped(trials.replicas_found()), search.out);
   return text;
 }
 
@@ -139,6 +140,7 @@ std::string JsonText(const SearchedCause& search, const Cause& cause,
                {"horizon", search.range.last},
                {"candidates", cause.candidates},
                {"equal", cause.equal},
+               {"data_left_out", cause.left_out},
                {"control_spikes", cause.control_spikes},
                {"prevented_by_all", cause.prevented},
                {"complete", cause.complete},

@@ -102,6 +102,7 @@ void SearchSession::Forecast(const std::string& questions, int64_t updates) {
   }
   if (!flags_.output.quiet) WriteError(text);
   if (flags_.budget > 0) updates = std::min(updates, flags_.budget);
+  updates += range_.size();  // the control's proof
   CatchStopSignals();
   progress_ = std::make_unique<Progress>(flags_.output, "bisect", 0, updates);
 }

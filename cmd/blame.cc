@@ -181,6 +181,9 @@ std::string CurvatureText(const UpdateCurvature& c) {
   std::string text = fmt::format(
       "At alpha = 0: slope {:.4g}, curvature d'Hd {:.4g} ({:.4g} with twice the step, {:g}).\n",
       c.slope, c.second, c.second_wide, c.step);
+  if (std::fabs(c.second - c.second_wide) > 0.25 * std::fabs(c.second)) {
+    text += "The two differ: the loss is no parabola over that step; --step takes a smaller one.\n";
+  }
   if (c.second > 0 && c.slope < 0) {
     text += fmt::format("The parabola through them is least at alpha = {:.3g}.\n",
                         -c.slope / c.second);

@@ -92,7 +92,7 @@ struct BlameOptions {
   TreeLevel level = TreeLevel::kLayer;
   std::string only;  // glob; what it leaves out is one group. "": all
   std::vector<double> shares = {0, 0.25, 0.5, 1, 2};
-  double step = 0.125;  // of the curvature's differences
+  double step = 0x1p-5;  // of the curvature's differences
   // Forward passes of the batch, after each.
   std::function<void(int64_t done, int64_t all)> progress;
 };

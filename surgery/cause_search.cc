@@ -52,9 +52,13 @@ std::string CauseMember::Name() const {
 Result<std::unique_ptr<CauseSearch>> CauseSearch::Make(const RunReader& run,
                                                        PreventionTrials& trials,
                                                        const CauseOptions& options) {
+  RT_CHECK(run.history().Find(options.at - 1) != nullptr);
   std::unique_ptr<CauseSearch> search(new CauseSearch(run, trials, options));
   RT_RETURN_IF_ERROR(search->FindCandidates());
   const std::vector<CauseMember> all = search->MembersAt(TreeLevel::kModel);
+  if (all.empty() && options.healthy.empty()) {
+    return UsageError("nothing is left to reset: " + search->best_.left_out);
+  }
   if (all.empty()) {
     return UsageError(fmt::format("{}@{} and {}@{} are equal in all that is asked about: nothing "
                                   "there can be the cause; choose an earlier healthy run or a later "
@@ -78,8 +82,7 @@ Status CauseSearch::FindCandidates() {
   if (!options_.healthy.empty()) {
     RT_RETURN_IF_ERROR(CompareWithHealthy());
   } else if (options_.parts[static_cast<size_t>(CausePart::kData)]) {
-    const int64_t batches = std::max<int64_t>(1, options_.spike - options_.at);
-    data_ = {fmt::format("skip-batch:count={}@{}", batches, options_.at)};
+    ResetData();
   }
   for (CausePart part : kStateParts) {
     const auto p = static_cast<size_t>(part);
@@ -90,6 +93,21 @@ Status CauseSearch::FindCandidates() {
   }
   if (!data_.empty()) ++best_.candidates;
   return {};
+}
+
+// The batches up to the spike are passed over, where the recipe plans as many samples behind them.
+void CauseSearch::ResetData() {
+  const int64_t batches = std::max<int64_t>(1, options_.spike - options_.at);
+  const int64_t updates = batches + trials_.records().back().update - options_.at + 1;
+  const Recipe& recipe = trials_.recipe();
+  const int64_t samples = recipe.data.SamplesPerStep();
+  const int64_t cursor = run_.history().Find(options_.at - 1)->counters.data_cursor;
+  if (cursor + updates * samples > recipe.steps * samples) {
+    best_.left_out = fmt::format("the recipe plans no samples for {} batches behind the spike",
+                                 batches);
+    return;
+  }
+  data_ = {fmt::format("skip-batch:count={}@{}", batches, options_.at)};
 }
 
 // Bits of the two states, and what the updates consume.

@@ -51,6 +51,7 @@ struct Cause {
   std::vector<CauseMember> members;  // the smallest set so far that prevents the spike
   TreeLevel level = TreeLevel::kModel;
   int64_t candidates = 0, equal = 0;  // (component x tensor): that differ, and that do not
+  std::string left_out;               // why the data is no candidate, though it was asked for
   bool control_spikes = true;         // else there is nothing to prevent
   bool prevented = false;             // all candidates together prevent it
   bool complete = false;              // else the budget was spent
@@ -82,7 +83,7 @@ class CauseSearch {
       : run_(run), trials_(trials), options_(options) {}
   Status FindCandidates();
   Status CompareWithHealthy();
-  Status CompareData();
+  void ResetData();
   Status Compare(Job& job);
   std::vector<CauseMember> MembersAt(TreeLevel level) const;
   std::vector<CauseMember> Divide(const std::vector<CauseMember>& members) const;

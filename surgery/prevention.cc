@@ -104,13 +104,12 @@ Result<std::optional<ReplayedUpdate>> PreventionTrials::Prove() {
                       MakeEnsemble(options_.range.first, {}));
   const Digest key = DigestOf(ensemble->source->ProofIdentity({}));
   if (log_->Find(key)) return std::optional<ReplayedUpdate>();
-  int64_t proven = 0;
-  RT_ASSIGN_OR_RETURN(
-      const std::optional<ReplayedUpdate> differs, ensemble->source->Prove("", [&] {
-        shown_ = {fmt::format("control proof, {} of {}", ++proven, options_.range.size()), lived_,
-                  0, 0};
-        Tell();
-      }));
+  shown_ = {"control proof", 0, 0, 0};
+  RT_ASSIGN_OR_RETURN(const std::optional<ReplayedUpdate> differs,
+                      ensemble->source->Prove("", [this] {
+                        ++proven_;
+                        Tell();
+                      }));
   if (differs) return differs;
   RT_RETURN_IF_ERROR(log_->Append(key, "proof: the control equals its recording", {}));
   return std::optional<ReplayedUpdate>();
@@ -190,7 +189,7 @@ Result<PreventionTrials::Member> PreventionTrials::LiveOne(Ensemble& ensemble,
 }
 
 void PreventionTrials::Tell() {
-  shown_.updates = lived_;
+  shown_.updates = proven_ + lived_;
   if (options_.progress) options_.progress(shown_);
 }
 

@@ -63,7 +63,7 @@ struct Prevention {
 
 struct PreventionProgress {
   std::string what;                          // "control 1.19e-07", "update 6"
-  int64_t updates = 0;                       // lived so far, in all
+  int64_t updates = 0;                       // lived so far, in all, those of the proof too
   int64_t without = 0, replicas = 0;         // of what is under way
 };
 
@@ -144,7 +144,7 @@ class PreventionTrials {
   std::map<int64_t, Noise> noise_;  // by update
   std::mutex mutex_;                // what follows, and calls of progress
   PreventionProgress shown_;
-  int64_t lived_ = 0, found_ = 0;
+  int64_t lived_ = 0, found_ = 0, proven_ = 0;
 };
 
 }  // namespace retrace

@@ -175,6 +175,22 @@ TEST_F(CauseSearches, AnEndedSearchGoesOnWhereItWas) {
   EXPECT_EQ(Names(whole.cause), Names(rest.cause));
 }
 
+TEST_F(CauseSearches, DataBehindTheSamplesPlannedIsLeftOut) {
+  MakeRun("data", 4, Decoys({"scale-moments:m=1000,only=" + std::string(kNorm) + "@4"}));
+  CauseOptions options;
+  options.parts = {false, true, true, true};
+  const Searched found = Search("data", Options("jump > 1"), options);
+  EXPECT_NE("", found.cause.left_out) << "replicas go to the recipe's last update";
+  EXPECT_EQ(Strings{"m of " + std::string(kNorm)}, Names(found.cause));
+  PreventionOptions shorter = Options("jump > 1");
+  shorter.range.last = kUpdates - 1;
+  shorter.out = out_ / "shorter";
+  const Searched all = Search("data", shorter, options);
+  EXPECT_EQ("", all.cause.left_out);
+  EXPECT_EQ(found.cause.candidates + 1, all.cause.candidates);
+  EXPECT_EQ(Strings{"m of " + std::string(kNorm)}, Names(all.cause));
+}
+
 TEST_F(CauseSearches, EqualRunsHaveNoCandidates) {
   const RunReader run = RunReader::Open(*runs_ / "calm").value();
   const auto trials = PreventionTrials::Make(run, Options("jump > 0.01")).value();

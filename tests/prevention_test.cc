@@ -284,6 +284,17 @@ TEST_F(Searches, TheLadderIsClimbedAndItsEndIsSaid) {
   EXPECT_EQ(0x1p-10, late.sigma);
 }
 
+TEST_F(Searches, AReplicaThatHaltsHasSpiked) {
+  const RunReader run = RunReader::Open(*runs_ / "planted").value();
+  const auto trials = PreventionTrials::Make(run, Options("peak > 1e30")).value();
+  const Prevention halts = **trials->Decide(2, {ParseIntervention("lr:constant=1e30").value()});
+  EXPECT_EQ(Prevents::kNo, halts.answer);
+  EXPECT_EQ(0, halts.without);
+  EXPECT_EQ(6, halts.control_without) << "the planted jump is no such peak";
+  const Prevention calm = **trials->Decide(2, {ParseIntervention("lr:constant=0").value()});
+  EXPECT_EQ(Prevents::kYes, calm.answer);
+}
+
 TEST_F(Searches, WithoutASpikeThereIsNothingToSearch) {
   const RunReader run = RunReader::Open(*runs_ / "calm").value();
   const auto trials = PreventionTrials::Make(run, Options("jump > 100")).value();

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "kernels/thread_pool.h"
+#include "replay/device_plugin.h"
 #include "replay/local_ranks.h"
 #include "replay/torch_plugin.h"
 
@@ -69,6 +70,11 @@ void AddJobFlags(CLI::App* command, JobFlags* flags) {
       "Threads of each rank; 0: the processors divided by the ranks (1 under a launcher)");
   WholeIn(threads, 0, 1024)->capture_default_str();
   AddIsaFlag(command, &flags->isa);
+  command
+      ->add_option("--device", flags->device,
+                   "Where forward and backward passes are computed: cpu, cuda or cuda:N (rank r has "
+                   "device N + r)")
+      ->capture_default_str();
   CLI::Option* timeout =
       command->add_option("--timeout", flags->timeout_seconds,
                           "Seconds after which a rank that does not answer ends the job");
@@ -99,6 +105,8 @@ Result<ResolvedJob> ResolveJob(const JobFlags& flags) {
   if (options.threads == 0) {
     options.threads = job.launched ? 1 : std::max(1, AvailableCpus() / ranks);
   }
+  RT_RETURN_IF_ERROR(DeviceOrdinal(flags.device, 0).status());
+  options.device = flags.device;
   if (flags.isa == "best") return job;
   const std::optional<Isa> isa = ParseIsa(flags.isa);
   if (!isa) {

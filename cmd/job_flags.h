@@ -1,5 +1,5 @@
 // JobFlags: how train, replay and other commands that live updates carry the work: --tp, --dp,
-// --threads, --isa. Never changes a bit.
+// --threads, --isa, --device. Never changes a bit.
 #ifndef RETRACE_CMD_JOB_FLAGS_H_
 #define RETRACE_CMD_JOB_FLAGS_H_
 
@@ -17,6 +17,7 @@ struct JobFlags {
   int tp = 0, dp = 1;        // tp 0: all ranks of the launcher's job, or 1
   int threads = 0;           // of each rank; 0: the processors divided by the ranks
   std::string isa = "best";  // best, scalar, avx2, avx512
+  std::string device = "cpu";  // cpu, cuda, cuda:N
   double timeout_seconds = 300;
 };
 

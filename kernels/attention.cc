@@ -21,7 +21,7 @@ struct Head {
     return head == 0 || (head - 1) * c.kv_heads / c.query_heads != kv_head();
   }
   // Where this head's dk or dv goes: straight to the KV head, or to scratch to be added after.
-  T* grad_target(T* dkv, std::vector<T>& scratch) const {
+  T* grad_target(T* dkv, ComputeVector<T>& scratch) const {
     if (opens_group()) return dkv + kv_offset();
     return scratch.data() + head * c.sequences * c.length * c.dim +
            sequence * c.length * c.dim;
@@ -69,7 +69,7 @@ void ForwardMaterialised(Engine& engine, const AttentionConfig<T>& c, const T* q
                                   .p_rounded_RS = rounded ? scratch->p_rounded.data() : nullptr,
                                   .length = S, .window = c.window, .scale = c.scale,
                                   .round_scores = c.scores, .round = c.softmax};
-  engine.Run(Ops<T>(engine.isa()).softmax, softmax, c.sequences * c.query_heads * S, 8 * S);
+  engine.Run(engine.ops<T>().softmax, softmax, c.sequences * c.query_heads * S, 8 * S);
   const T* p = rounded ? scratch->p_rounded.data() : saved->p.data();
   products.clear();
   ForEachHead(c, [&](const Head<T>& h) {
@@ -82,8 +82,13 @@ void ForwardMaterialised(Engine& engine, const AttentionConfig<T>& c, const T* q
 
 // Adds the heads after the first of each group, ascending, to the KV head's gradient.
 template <class T>
-void AddGroups(Engine& engine, const AttentionConfig<T>& c, const std::vector<T>& heads, T* dkv) {
+void AddGroups(Engine& engine, const AttentionConfig<T>& c, const ComputeVector<T>& heads, T* dkv) {
   if (c.kv_heads == c.query_heads) return;
+  if (engine.device() != nullptr) {
+    return engine.device()->AddGroups(HeadGroups<T>{
+        .sequences = c.sequences, .length = c.length, .query_heads = c.query_heads,
+        .kv_heads = c.kv_heads, .dim = c.dim, .heads = heads.data(), .dkv = dkv});
+  }
   const int64_t D = c.dim, tokens = c.sequences * c.length;
   engine.pool().Run(c.kv_heads * c.sequences, [&](int64_t task, int) {
     const int64_t kv = task / c.sequences, b = task % c.sequences;
@@ -95,7 +100,7 @@ void AddGroups(Engine& engine, const AttentionConfig<T>& c, const std::vector<T>
             .dst = dkv + h.kv_offset() + t * h.kv_stride(),
             .src = heads.data() + j * tokens * D + (b * c.length + t) * D,
             .round = Rounding::kNone};
-        Ops<T>(engine.isa()).add(add, 0, D);
+        engine.ops<T>().add(add, 0, D);
       }
     }
   });
@@ -112,7 +117,7 @@ void BackwardMaterialised(Engine& engine, const AttentionConfig<T>& c, const T* 
     scratch->p_rounded.resize(SquareNumel(c));
     const ScaleArgs<T> round = {.x = p, .y = scratch->p_rounded.data(), .scale = T(1),
                                 .round = c.softmax};
-    engine.Run(Ops<T>(engine.isa()).scale, round, SquareNumel(c), 1, 16);
+    engine.Run(engine.ops<T>().scale, round, SquareNumel(c), 1, 16);
     p = scratch->p_rounded.data();
   }
   T* dp = scratch->dp.data();
@@ -130,7 +135,7 @@ void BackwardMaterialised(Engine& engine, const AttentionConfig<T>& c, const T* 
   const SoftmaxBackwardArgs<T> softmax = {.p_RS = saved.p.data(), .dp_RS = dp, .length = S,
                                           .window = c.window, .scale = c.scale,
                                           .round = c.grad_scores};
-  engine.Run(Ops<T>(engine.isa()).softmax_backward, softmax, c.sequences * c.query_heads * S,
+  engine.Run(engine.ops<T>().softmax_backward, softmax, c.sequences * c.query_heads * S,
              4 * S);
   products.clear();
   ForEachHead(c, [&](const Head<T>& h) {
@@ -142,6 +147,19 @@ void BackwardMaterialised(Engine& engine, const AttentionConfig<T>& c, const T* 
                                Rounding::kNone));
   });
   engine.MultiplyBatch<T>(products);
+}
+
+// What both directions of a device's attention are given.
+template <class T>
+BlockwiseAttention<T> OnDevice(const AttentionConfig<T>& c, const T* q, const T* k, const T* v) {
+  BlockwiseAttention<T> a = {};
+  a.sequences = c.sequences, a.length = c.length, a.dim = c.dim, a.window = c.window;
+  a.query_heads = c.query_heads, a.kv_heads = c.kv_heads;
+  a.scale = c.scale;
+  a.scores = c.scores, a.softmax = c.softmax, a.output = c.output;
+  a.grad_scores = c.grad_scores, a.grad_softmax = c.grad_softmax, a.grad_query = c.grad_query;
+  a.q = q, a.k = k, a.v = v;
+  return a;
 }
 
 // Does any query of [query_first, query_last) see a key of [key_first, key_last)?
@@ -169,7 +187,7 @@ void ForwardQueryBlock(Engine& engine, const Head<T>& h, int64_t query_first, co
                        const T* k, const T* v, T* output, AttentionSaved<T>* saved,
                        const Tile<T>& tile, GemmScratch& gemm) {
   const AttentionConfig<T>& c = h.c;
-  const OpTable<T>& ops = Ops<T>(engine.isa());
+  const OpTable<T>& ops = engine.ops<T>();
   const int64_t queries = std::min(kAttentionBlock, c.length - query_first);
   T* o = output + h.q_offset() + query_first * h.q_stride();
   T* m = saved->m.data() + h.rows_offset() + query_first;
@@ -207,6 +225,11 @@ void ForwardBlockwise(Engine& engine, const AttentionConfig<T>& c, const T* q, c
                       AttentionScratch<T>* scratch) {
   saved->m.resize(c.sequences * c.query_heads * c.length);
   saved->l.resize(saved->m.size());
+  if (engine.device() != nullptr) {
+    BlockwiseAttention<T> a = OnDevice(c, q, k, v);
+    a.out = output, a.m = saved->m.data(), a.l = saved->l.data();
+    return engine.device()->AttentionForward(a);
+  }
   scratch->tile.resize(engine.threads());
   const int64_t blocks = (c.length + kAttentionBlock - 1) / kAttentionBlock;
   engine.pool().Run(c.sequences * c.query_heads * blocks, [&](int64_t task, int worker) {
@@ -255,7 +278,7 @@ struct BackwardPair {
                        int64_t{1}, h.kv_stride(), tile.dp, kAttentionBlock, c.grad_softmax),
                gemm);
     const int64_t row = h.rows_offset() + query;
-    Ops<T>(engine.isa())
+    engine.ops<T>()
         .block_backward({.s = tile.s, .dp = tile.dp, .m = saved.m.data() + row,
                          .l = saved.l.data() + row, .c = dot + row, .stride = kAttentionBlock,
                          .query_first = query, .key_first = key, .keys = keys,
@@ -289,12 +312,34 @@ void BackwardHead(const BackwardPair<T>& pair) {
 }
 
 template <class T>
+void DeviceBackward(Engine& engine, const AttentionConfig<T>& c, BlockwiseAttention<T> a,
+                    const T* output, const T* doutput, const AttentionSaved<T>& saved, T* dq,
+                    T* dk, T* dv, AttentionScratch<T>* scratch) {
+  ForEachHead(c, [&](const Head<T>& h) {
+    engine.Run(engine.ops<T>().row_dot,
+               RowDotArgs<T>{.x = doutput + h.q_offset(), .y = output + h.q_offset(),
+                             .c = scratch->dot.data() + h.rows_offset(), .n = c.dim,
+                             .x_stride = h.q_stride(), .y_stride = h.q_stride()},
+               c.length, c.dim);
+  });
+  a.dout = doutput, a.dot = scratch->dot.data();
+  a.m = const_cast<T*>(saved.m.data()), a.l = const_cast<T*>(saved.l.data());  // read only
+  a.dq = dq, a.dk = dk, a.dv = dv;
+  a.dk_head = scratch->dk_head.data(), a.dv_head = scratch->dv_head.data();
+  engine.device()->AttentionBackward(a);
+}
+
+template <class T>
 void BackwardBlockwise(Engine& engine, const AttentionConfig<T>& c, const T* q, const T* k,
                        const T* v, const T* output, const T* doutput,
                        const AttentionSaved<T>& saved, T* dq, T* dk, T* dv,
                        AttentionScratch<T>* scratch) {
-  const OpTable<T>& ops = Ops<T>(engine.isa());
+  const OpTable<T>& ops = engine.ops<T>();
   scratch->dot.resize(saved.m.size());
+  if (engine.device() != nullptr) {
+    return DeviceBackward(engine, c, OnDevice(c, q, k, v), output, doutput, saved, dq, dk, dv,
+                          scratch);
+  }
   scratch->tile.resize(engine.threads());
   engine.pool().Run(c.sequences * c.query_heads, [&](int64_t task, int worker) {
     const Head<T> h{c, task / c.query_heads, task % c.query_heads};

@@ -29,16 +29,16 @@ struct AttentionConfig {
 // What the forward pass leaves for the backward pass.
 template <class T>
 struct AttentionSaved {
-  std::vector<T> p;     // materialised: unrounded probabilities [B, heads, S, S]
-  std::vector<T> m, l;  // blockwise: row maximum and sum [B, heads, S]
+  ComputeVector<T> p;     // materialised: unrounded probabilities [B, heads, S, S]
+  ComputeVector<T> m, l;  // blockwise: row maximum and sum [B, heads, S]
 };
 
 // Buffers shared by all layers.
 template <class T>
 struct AttentionScratch {
-  std::vector<T> p_rounded, dp;      // materialised [B, heads, S, S]
-  std::vector<T> dk_head, dv_head;   // heads of a group after the first [heads][T, D]
-  std::vector<T> dot;                // blockwise [B, heads, S]
+  ComputeVector<T> p_rounded, dp;      // materialised [B, heads, S, S]
+  ComputeVector<T> dk_head, dv_head;   // heads of a group after the first [heads][T, D]
+  ComputeVector<T> dot;                // blockwise [B, heads, S]
   std::vector<std::vector<T>> tile;  // blockwise, one per worker
 };
 

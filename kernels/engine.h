@@ -1,6 +1,9 @@
-// Engine: what runs the ops of one rank: an instruction set, a pool of threads, and their scratch.
-// Used by attention.cc and replay. Not thread-safe: one caller at a time. Nothing in it can change a
-// bit: threads split ranges that the op table says are independent.
+// Engine: what runs the ops of one rank: an instruction set, a pool of threads, and their scratch, or
+// a device in their place. Used by attention.cc and replay. Not thread-safe: one caller at a time.
+// Nothing in it can change a bit: threads split ranges that the op table says are independent.
+//
+// With a device, Multiply and Run return before the work is done, and pointers in their arguments
+// are to ComputeVectors of that device; the pool and its threads are there as ever, for what is no op.
 #ifndef RETRACE_KERNELS_ENGINE_H_
 #define RETRACE_KERNELS_ENGINE_H_
 
@@ -9,6 +12,8 @@
 #include <span>
 #include <vector>
 
+#include "kernels/compute_vector.h"
+#include "kernels/device.h"
 #include "kernels/gemm.h"
 #include "kernels/isa.h"
 #include "kernels/ops.h"
@@ -18,20 +23,40 @@ namespace retrace {
 
 class Engine {
  public:
-  Engine(Isa isa, int threads) : isa_(isa), pool_(threads), scratch_(threads) {}
+  // `device`, where it is given, outlives the engine.
+  Engine(Isa isa, int threads, Device* device = nullptr)
+      : isa_(isa), device_(device), pool_(threads), scratch_(threads) {}
 
   Isa isa() const { return isa_; }
+  Device* device() const { return device_; }  // null: the processor
   int threads() const { return static_cast<int>(scratch_.size()); }
   ThreadPool& pool() { return pool_; }
   GemmScratch& scratch(int worker) { return scratch_[worker]; }
 
   template <class T>
   void Multiply(const GemmArgs<T>& args) {
+    if (device_ != nullptr) return device_->Multiply(std::span<const GemmArgs<T>>(&args, 1));
     Gemm(isa_, pool_, scratch_, args);
   }
   template <class T>
   void MultiplyBatch(std::span<const GemmArgs<T>> batch) {
+    if (device_ != nullptr) return device_->Multiply(batch);
     GemmBatch(isa_, pool_, scratch_, batch);
+  }
+
+  template <class T>
+  const OpTable<T>& ops() const {
+    return device_ != nullptr ? device_->ops(T()) : Ops<T>(isa_);
+  }
+
+  // Until the processor may touch what the ops work on. Errors of the device come by Wait, once and
+  // for all that was before.
+  void Sync() {
+    if (device_ != nullptr && failed_.ok()) failed_ = device_->Wait();
+  }
+  Status Wait() {
+    Sync();
+    return failed_;
   }
 
   // Runs op(args, first, last) over [0, count) in ranges of whole multiples of `unit`, each worth at
@@ -40,6 +65,7 @@ class Engine {
   template <class Args>
   void Run(void (*op)(const Args&, int64_t, int64_t), const Args& args, int64_t count,
            int64_t cost, int64_t unit = 1) {
+    if (device_ != nullptr) return op(args, 0, count);
     const int64_t least = std::max<int64_t>(1, 65536 / std::max<int64_t>(1, cost));
     const int64_t share = (count + threads() - 1) / threads();
     int64_t range = std::max(least, std::min(share, 8 * least));
@@ -53,6 +79,8 @@ class Engine {
 
  private:
   Isa isa_;
+  Device* device_;
+  Status failed_;
   ThreadPool pool_;
   std::vector<GemmScratch> scratch_;
 };

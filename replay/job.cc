@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/recipe_toml.h"
+#include "replay/device_plugin.h"
 #include "replay/host_memory.h"
 #include "replay/recipe_plan.h"
 
@@ -23,20 +24,24 @@ Result<std::unique_ptr<Job>> Job::Make(const Recipe& recipe, Comm& comm, const J
   RT_RETURN_IF_ERROR(AgreeOnStatus(comm, opened));
   const ParameterMap map(layout, place.first_shard, place.shard_count);
   RT_RETURN_IF_ERROR(CheckHostMemory(comm, PlanRank(recipe, map, place).update_bytes()));
-  std::unique_ptr<Job> job(
-      new Job(recipe, std::move(layout), place, comm, options, std::move(batches)));
+  Result<std::unique_ptr<Device>> device = OpenDevice(options.device, comm.rank());
+  RT_RETURN_IF_ERROR(AgreeOnStatus(comm, device.status()));
+  std::unique_ptr<Job> job(new Job(recipe, std::move(layout), place, comm, options,
+                                   std::move(batches), std::move(device).value()));
   RT_RETURN_IF_ERROR(job->UseRecipe(recipe));
   return job;
 }
 
 Job::Job(const Recipe& recipe, Layout layout, const RankPlace& place, Comm& comm,
-         const JobOptions& options, std::shared_ptr<const BatchSource> batches)
+         const JobOptions& options, std::shared_ptr<const BatchSource> batches,
+         std::unique_ptr<Device> device)
     : recipe_(recipe),
       layout_(std::move(layout)),
       place_(place),
       comm_(comm),
       options_(options),
-      engine_(options.isa, options.threads),
+      device_(std::move(device)),
+      engine_(options.isa, options.threads, device_ ? device_.get() : options.given_device),
       map_(layout_, place.first_shard, place.shard_count),
       batches_(std::move(batches)) {}
 

@@ -21,6 +21,8 @@ struct JobOptions {
   int tp = 1, dp = 1;
   int threads = 1;  // of each rank
   Isa isa = BestIsa();
+  std::string device = "cpu";      // or cuda, cuda:N: rank r has device N + r
+  Device* given_device = nullptr;  // instead; outlives the job
 };
 
 // What a run of updates changes before and during them; the default changes nothing. Interventions
@@ -48,7 +50,8 @@ class Script {
 
 class Job {
  public:
-  // Errors: kUsage (topology, dataset), kDamaged (dataset), kUnsupported (memory). Collective.
+  // Errors: kUsage (topology, dataset), kDamaged (dataset), kUnsupported (memory, device).
+  // Collective.
   static Result<std::unique_ptr<Job>> Make(const Recipe& recipe, Comm& comm,
                                            const JobOptions& options,
                                            std::shared_ptr<const BatchSource> batches = nullptr);
@@ -93,7 +96,8 @@ class Job {
 
  private:
   Job(const Recipe& recipe, Layout layout, const RankPlace& place, Comm& comm,
-      const JobOptions& options, std::shared_ptr<const BatchSource> batches);
+      const JobOptions& options, std::shared_ptr<const BatchSource> batches,
+      std::unique_ptr<Device> device);
   Status UseRecipe(const Recipe& recipe);
   Status FollowScript(Script* script);
   Result<UpdateDirective> NextDirective(Script* script) const;
@@ -103,6 +107,7 @@ class Job {
   const RankPlace place_;
   Comm& comm_;
   const JobOptions options_;
+  const std::unique_ptr<Device> device_;  // null: the processor, or the one given
   Engine engine_;
   const ParameterMap map_;
   std::shared_ptr<const BatchSource> batches_;

@@ -21,7 +21,7 @@ void Tree(std::vector<T*> parts, Combine combine) {
 template <class T>
 void RoundAll(Engine& engine, T* data, int64_t n, Rounding round) {
   if (round == Rounding::kNone) return;
-  engine.Run(Ops<T>(engine.isa()).scale,
+  engine.Run(engine.ops<T>().scale,
              ScaleArgs<T>{.x = data, .y = data, .scale = T(1), .round = round}, n, 1, 16);
 }
 
@@ -34,6 +34,7 @@ Status ShardTree::AcrossRanks(T* data, int64_t n, int ranks, Combine combine) {
   const RankGroup group = {group_.RankAt(mine / ranks * ranks), group_.stride, ranks};
   const int64_t chunk = ((n + ranks - 1) / ranks + 15) / 16 * 16;
   const size_t chunk_bytes = chunk * sizeof(T);
+  engine_.Sync();
   send_.resize(ranks * chunk_bytes);
   receive_.resize(ranks * chunk_bytes);
   std::memcpy(send_.data(), data, n * sizeof(T));
@@ -44,6 +45,7 @@ Status ShardTree::AcrossRanks(T* data, int64_t n, int ranks, Combine combine) {
     parts.push_back(reinterpret_cast<T*>(receive_.data() + i * chunk_bytes));
   }
   Tree(parts, [&](T* dst, const T* src) { combine(dst, src, chunk); });
+  engine_.Sync();
   RT_RETURN_IF_ERROR(comm_.AllGather(group, receive_.data(), send_.data(), chunk_bytes));
   std::memcpy(data, send_.data(), n * sizeof(T));
   return {};
@@ -53,7 +55,7 @@ template <class T>
 Status ShardTree::Sum(const std::vector<T*>& partials, int64_t n, Rounding partial_round,
                       Rounding round, int ranks) {
   const auto add = [&](T* dst, const T* src, int64_t count) {
-    engine_.Run(Ops<T>(engine_.isa()).add,
+    engine_.Run(engine_.ops<T>().add,
                 AddArgs<T>{.dst = dst, .src = src, .round = Rounding::kNone}, count, 1, 16);
   };
   for (T* partial : partials) RoundAll(engine_, partial, n, partial_round);
@@ -72,6 +74,7 @@ Status ShardTree::Merge(const std::vector<T*>& partials, int64_t n) {
       dst[i] = std::bit_cast<T>(std::bit_cast<Bits>(dst[i]) | std::bit_cast<Bits>(src[i]));
     }
   };
+  engine_.Sync();
   Tree(partials, [&](T* dst, const T* src) { merge(dst, src, n); });
   return group_.size > 1 ? AcrossRanks(partials[0], n, group_.size, merge) : Status();
 }
@@ -81,6 +84,7 @@ Status ShardTree::Max(const std::vector<T*>& partials, int64_t n) {
   const auto max = [](T* dst, const T* src, int64_t count) {
     for (int64_t i = 0; i < count; ++i) dst[i] = math::Max(dst[i], src[i]);
   };
+  engine_.Sync();
   Tree(partials, [&](T* dst, const T* src) { max(dst, src, n); });
   return group_.size > 1 ? AcrossRanks(partials[0], n, group_.size, max) : Status();
 }

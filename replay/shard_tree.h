@@ -45,7 +45,7 @@ class ShardTree {
   Engine& engine_;
   Comm& comm_;
   RankGroup group_;
-  std::vector<char> send_, receive_;
+  ComputeVector<char> send_, receive_;
 };
 
 }  // namespace retrace

@@ -15,8 +15,8 @@
 namespace retrace {
 
 // Clause 6 in FP64.
-template <class T>
-double SumInFp64(const std::vector<T>& values) {
+template <class Values>
+double SumInFp64(const Values& values) {
   double lane[16] = {};
   for (size_t i = 0; i < values.size(); ++i) {
     lane[i % 16] = lane[i % 16] + static_cast<double>(values[i]);

@@ -31,6 +31,7 @@ class TypedPass : public StepPass {
 
   Result<double> Loss(const RankState& state, const TokenBatch& batch,
                       const std::string& name) override {
+    const ComputeScope scope(context_.engine.device());
     const WeightSlabs<T> weights = ComputeWeights(state);
     double sum = 0;
     // In pieces of a micro-batch's size, added in order.
@@ -47,6 +48,7 @@ class TypedPass : public StepPass {
 
   Result<double> Gradients(const RankState& state,
                            const std::vector<TokenBatch>& batches) override {
+    const ComputeScope scope(context_.engine.device());
     const int64_t G = recipe_.topology.lanes;
     const WeightSlabs<T> weights = ComputeWeights(state);
     std::vector<double> sums(batches.size(), 0.0);
@@ -59,7 +61,7 @@ class TypedPass : public StepPass {
     return StepLoss(batches.size(), sums);
   }
 
-  const std::vector<float>& gradient(int slab) const override { return gradient_[slab]; }
+  const ComputeVector<float>& gradient(int slab) const override { return gradient_[slab]; }
 
  private:
   static TokenBatch Part(const TokenBatch& batch, int64_t first, int64_t count) {
@@ -80,22 +82,28 @@ class TypedPass : public StepPass {
   WeightSlabs<T> ComputeWeights(const RankState& state) {
     const Format format = recipe_.precision.Forward(Point::kWeights);
     WeightSlabs<T> slabs;
+    context_.engine.Sync();  // the copies may still be read
     for (int i = 0; i < map_.slabs(); ++i) {
       const std::vector<float>& master = state.slab(i).slab(Component::kParameter);
       if constexpr (std::is_same_v<T, float>) {
-        if (format == Format::kFp32) {
+        if (format == Format::kFp32 && context_.engine.device() == nullptr) {
           slabs.push_back(master.data());
           continue;
         }
       }
       weights_[i].resize(master.size());
-      if constexpr (std::is_same_v<T, double>) {
+      const float* rounded = master.data();
+      if (std::is_same_v<T, double> || context_.engine.device() != nullptr) {
         std::copy(master.begin(), master.end(), weights_[i].begin());
-      } else {
-        context_.engine.Run(Ops<float>(context_.engine.isa()).scale,
-                            ScaleArgs<float>{.x = master.data(), .y = weights_[i].data(),
-                                             .scale = 1.0f, .round = Rounding::kBf16},
-                            static_cast<int64_t>(master.size()), 1, 16);
+      }
+      if constexpr (std::is_same_v<T, float>) {
+        if (context_.engine.device() != nullptr) rounded = weights_[i].data();
+        if (format == Format::kBf16) {
+          context_.engine.Run(context_.engine.ops<float>().scale,
+                              ScaleArgs<float>{.x = rounded, .y = weights_[i].data(),
+                                               .scale = 1.0f, .round = Rounding::kBf16},
+                              static_cast<int64_t>(master.size()), 1, 16);
+        }
       }
       slabs.push_back(weights_[i].data());
     }
@@ -110,8 +118,8 @@ class TypedPass : public StepPass {
                               : (1.0 / tokens) / batches);
   }
 
-  std::vector<std::vector<T>>& LaneSlabs(int lane) {
-    std::vector<std::vector<T>>& slabs = lanes_[lane];
+  std::vector<ComputeVector<T>>& LaneSlabs(int lane) {
+    std::vector<ComputeVector<T>>& slabs = lanes_[lane];
     slabs.resize(map_.slabs());
     for (int i = 0; i < map_.slabs(); ++i) slabs[i].resize(map_.slab_numel(i));
     return slabs;
@@ -123,7 +131,7 @@ class TypedPass : public StepPass {
     const std::string name = "mb" + std::to_string(index);
     EmitTokens(batch, name);
     RT_ASSIGN_OR_RETURN(*sum, transformer_.Forward(batch, weights, name));
-    std::vector<std::vector<T>>& slabs = LaneSlabs(lane);
+    std::vector<ComputeVector<T>>& slabs = LaneSlabs(lane);
     const bool first = static_cast<int64_t>(index) < recipe_.topology.lanes;
     if (!first) finished_.resize(map_.slabs());
     GradientSlabs<T> target;
@@ -134,7 +142,7 @@ class TypedPass : public StepPass {
     RT_RETURN_IF_ERROR(transformer_.Backward(batch, weights, InverseTokens(batch), target));
     EmitGradients(target, name);
     for (int i = 0; !first && i < map_.slabs(); ++i) {
-      context_.engine.Run(Ops<T>(context_.engine.isa()).add,
+      context_.engine.Run(context_.engine.ops<T>().add,
                           AddArgs<T>{.dst = slabs[i].data(), .src = finished_[i].data(),
                                      .round = Rounding::kNone},
                           map_.slab_numel(i), 1, 16);
@@ -168,6 +176,7 @@ class TypedPass : public StepPass {
       for (auto& lane : lanes_) parts.push_back(lane[i].data());
       RT_RETURN_IF_ERROR(lane_tree_.Sum(parts, map_.slab_numel(i), Rounding::kNone,
                                         Rounding::kNone));
+      RT_RETURN_IF_ERROR(context_.engine.Wait());
       if constexpr (std::is_same_v<T, float>) {
         std::swap(gradient_[i], lanes_[0][i]);
       } else {
@@ -199,16 +208,17 @@ class TypedPass : public StepPass {
   ShardTree shard_tree_, lane_tree_;
   Transformer<T> transformer_;
   Probe* probe_ = nullptr;
-  std::vector<std::vector<T>> weights_;             // copies, where the policy needs them
-  std::vector<std::vector<std::vector<T>>> lanes_;  // [lane][slab]
-  std::vector<std::vector<T>> finished_;            // a micro-batch's gradient before it is added
-  std::vector<std::vector<float>> gradient_;
+  std::vector<ComputeVector<T>> weights_;             // copies, where policy or device need them
+  std::vector<std::vector<ComputeVector<T>>> lanes_;  // [lane][slab]
+  std::vector<ComputeVector<T>> finished_;            // a micro-batch's gradient before it is added
+  std::vector<ComputeVector<float>> gradient_;
 };
 
 }  // namespace
 
 std::unique_ptr<StepPass> MakeStepPass(const Recipe& recipe, const ParameterMap& map,
                                        RankContext context) {
+  const ComputeScope scope(context.engine.device());
   if (recipe.precision.AnyFp64()) return std::make_unique<TypedPass<double>>(recipe, map, context);
   return std::make_unique<TypedPass<float>>(recipe, map, context);
 }

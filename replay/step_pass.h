@@ -41,7 +41,7 @@ class StepPass {
                                    const std::vector<TokenBatch>& batches) = 0;
 
   // FP32, before clipping; slabs of the ParameterMap.
-  virtual const std::vector<float>& gradient(int slab) const = 0;
+  virtual const ComputeVector<float>& gradient(int slab) const = 0;
 };
 
 // `map` and `context` outlive the pass.

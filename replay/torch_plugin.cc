@@ -1,54 +1,30 @@
 #include "replay/torch_plugin.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <climits>
 #include <cstdlib>
-#include <cstring>
 #include <mutex>
-#include <vector>
 
-#include "core/version.h"
 #include "replay/local_ranks.h"
+#include "replay/plugin_file.h"
 #include "replay/torch/torch_comm.h"
 
 namespace retrace {
 namespace {
 
-constexpr char kHowToGetIt[] =
-    "scripts/setup.sh fetches LibTorch, scripts/build.sh then builds the plug-in. Jobs on one host "
-    "do "
-    "not need it";
-
-std::string ProgramFolder() {
-  char path[PATH_MAX];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
-  if (length <= 0) return ".";
-  const std::string program(path, static_cast<size_t>(length));
-  return program.substr(0, program.rfind('/'));
-}
+constexpr PluginFile kPlugin = {
+    .file = kTorchPluginFile,
+    .entry = kTorchPluginEntry,
+    .what_needs_it = "ranks on several hosts need",
+    .how_to_get_it = "scripts/setup.sh fetches LibTorch, scripts/build.sh then builds the plug-in. "
+                     "Jobs on one host do not need it"};
 
 Result<const TorchPlugin*> Open() {
-  RT_ASSIGN_OR_RETURN(const std::string path, FindTorchPlugin());
   setenv("TORCH_CPP_LOG_LEVEL", "FATAL", 0);  // what c10d logs as errors comes back as a Status too
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return UnsupportedError(fmt::format("can not open {}: {}. {}", path, dlerror(), kHowToGetIt));
-  }
-  void* symbol = dlsym(library, kTorchPluginEntry);
-  if (symbol == nullptr) {
-    return UnsupportedError(
-        fmt::format("{}: no function {}: not a plug-in of retrace's", path, kTorchPluginEntry));
-  }
-  const TorchPlugin* plugin = reinterpret_cast<TorchPluginEntry>(symbol)();
-  if (plugin->abi != kTorchPluginAbi || std::strcmp(plugin->version, kVersion) != 0) {
-    return UnsupportedError(
-        fmt::format("{}: built for retrace {} (ABI {}), but this is {} (ABI {}); "
-                    "build both again",
-                    path, plugin->version, plugin->abi, kVersion, kTorchPluginAbi));
-  }
+  RT_ASSIGN_OR_RETURN(void* const entry, OpenPlugin(kPlugin));
+  const TorchPlugin* plugin = reinterpret_cast<TorchPluginEntry>(entry)();
+  RT_RETURN_IF_ERROR(CheckPluginVersion(kPlugin, plugin->abi, plugin->version, kTorchPluginAbi));
   return plugin;
 }
 
@@ -64,20 +40,7 @@ Result<const TorchPlugin*> Opened() {
 
 }  // namespace
 
-Result<std::string> FindTorchPlugin() {
-  std::vector<std::string> folders;
-  if (const char* folder = std::getenv("RETRACE_PLUGIN_DIR")) {
-    folders = {folder};
-  } else {
-    folders = {ProgramFolder(), ProgramFolder() + "/../lib/retrace"};
-  }
-  for (const std::string& folder : folders) {
-    const std::string path = folder + "/" + kTorchPluginFile;
-    if (access(path.c_str(), R_OK) == 0) return path;
-  }
-  return UnsupportedError(fmt::format("ranks on several hosts need {}, which is not in {}. {}",
-                                      kTorchPluginFile, fmt::join(folders, " or "), kHowToGetIt));
-}
+Result<std::string> FindTorchPlugin() { return FindPlugin(kPlugin); }
 
 Status OpenTorchPlugin() { return Opened().status(); }
 

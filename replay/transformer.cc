@@ -14,16 +14,16 @@ Rounding RoundingOf(Format format) {
 }
 
 template <class T>
-std::vector<T*> Pointers(std::vector<std::vector<T>>& buffers) {
+std::vector<T*> Pointers(std::vector<ComputeVector<T>>& buffers) {
   std::vector<T*> pointers;
-  for (std::vector<T>& buffer : buffers) pointers.push_back(buffer.data());
+  for (ComputeVector<T>& buffer : buffers) pointers.push_back(buffer.data());
   return pointers;
 }
 
 template <class T>
-void ResizeAll(std::vector<std::vector<T>>* buffers, size_t count, int64_t numel) {
+void ResizeAll(std::vector<ComputeVector<T>>* buffers, size_t count, int64_t numel) {
   buffers->resize(count);
-  for (std::vector<T>& buffer : *buffers) {
+  for (ComputeVector<T>& buffer : *buffers) {
     buffer.reserve(numel);  // exactly: resize() alone would double a buffer that has to grow a bit
     buffer.resize(numel);
   }
@@ -39,7 +39,7 @@ Transformer<T>::Transformer(const Recipe& recipe, const ParameterMap& map, Engin
       map_(map),
       engine_(engine),
       tree_(tree),
-      ops_(Ops<T>(engine.isa())) {
+      ops_(engine.ops<T>()) {
   FindTensors();
   if (model_.embed_scale) {
     embed_scale_ = static_cast<T>(math::Sqrt(static_cast<double>(model_.hidden_size)));
@@ -187,7 +187,9 @@ T Transformer<T>::LayerScalar(int64_t l) const {
 
 template <class T>
 void Transformer<T>::Emit(const std::string& op, const T* data, int64_t rows, int64_t cols) {
-  if (probe_) probe_->Op(name_ + "/" + op, data, rows, cols);
+  if (!probe_) return;
+  engine_.Sync();
+  probe_->Op(name_ + "/" + op, data, rows, cols);
 }
 
 template <class T>
@@ -351,22 +353,26 @@ Result<double> Transformer<T>::Forward(const TokenBatch& batch, const WeightSlab
   tokens_ = batch.tokens();
   weights_ = weights;
   name_ = name;
+  engine_.Sync();  // before what an earlier batch may still be read from is overwritten
+  ids_.assign(batch.ids.begin(), batch.ids.end());
+  labels_.assign(batch.labels.begin(), batch.labels.end());
   ReserveRope(length_);
-  RT_RETURN_IF_ERROR(EmbedTokens(batch));
+  RT_RETURN_IF_ERROR(EmbedTokens());
   for (int64_t l = 0; l < model_.layers; ++l) {
     RT_RETURN_IF_ERROR(ForwardLayer(l, &saved_[l % saved_.size()]));
   }
-  RT_RETURN_IF_ERROR(Head(batch));
+  RT_RETURN_IF_ERROR(Head());
+  RT_RETURN_IF_ERROR(engine_.Wait());
   return SumInFp64(nll_);
 }
 
 template <class T>
-Status Transformer<T>::EmbedTokens(const TokenBatch& batch) {
+Status Transformer<T>::EmbedTokens() {
   const int64_t H = model_.hidden_size;
   ResizeAll(&embedded_, shards(), tokens_ * H);
   for (int i = 0; i < shards(); ++i) {
     const Piece* piece = map_.layout().FindPiece(map_.first_shard() + i, embedding_);
-    const EmbedArgs<T> args = {.table_VN = Weight(i, embedding_), .ids_T = batch.ids.data(),
+    const EmbedArgs<T> args = {.table_VN = Weight(i, embedding_), .ids_T = ids_.data(),
                                .x_TN = embedded_[i].data(), .row_first = piece->row_first,
                                .rows = piece->rows(), .n = H, .scale = embed_scale_,
                                .round = Forward(Point::kEmbedding)};
@@ -406,12 +412,14 @@ void Transformer<T>::ForwardQkv(int64_t l, LayerSaved* s) {
       ApplyGain(&s->q[i], Forward(Point::kQkNorm));
       ApplyGain(&s->k[i], Forward(Point::kQkNorm));
     } else {
+      engine_.Sync();
       s->q[i] = s->q_raw[i];
       s->k[i] = s->k_raw[i];
     }
     if (model_.v_norm) {
       Norm(v_raw, -1, &s->v[i], &s->r_v[i], kv_rows, shape.dim, Point::kVNorm);
     } else {
+      engine_.Sync();
       s->v[i] = v_raw;
     }
     Rope(&s->q[i], l, shape.query_heads, shape.dim, false, Forward(Point::kRope));
@@ -434,6 +442,7 @@ Status Transformer<T>::ForwardLayer(int64_t l, LayerSaved* s) {
   if (model_.AppliesPreNorm()) {
     Norm(x_[l], t.input_norm, &s->h, &s->r_in, tokens_, H, Point::kInputNorm);
   } else {
+    engine_.Sync();
     s->h = x_[l];
   }
   EmitLayer(l, "input_norm", s->h.data(), tokens_, H);
@@ -479,6 +488,7 @@ Status Transformer<T>::ForwardMlp(int64_t l, LayerSaved* s) {
   if (model_.AppliesPreNorm()) {
     Norm(s->mid, t.pre_mlp_norm, &s->h2, &s->r_pre_mlp, tokens_, H, Point::kPreMlpNorm);
   } else {
+    engine_.Sync();
     s->h2 = s->mid;
   }
   EmitLayer(l, "pre_mlp_norm", s->h2.data(), tokens_, H);
@@ -525,7 +535,7 @@ Status Transformer<T>::ForwardMlp(int64_t l, LayerSaved* s) {
 }
 
 template <class T>
-Status Transformer<T>::Head(const TokenBatch& batch) {
+Status Transformer<T>::Head() {
   const int64_t H = model_.hidden_size;
   const int64_t vocab = model_.vocab_size / map_.layout().shards();
   Norm(x_[model_.layers], final_norm_tensor_, &y_, &r_final_, tokens_, H, Point::kFinalNorm);
@@ -556,7 +566,7 @@ Status Transformer<T>::Head(const TokenBatch& batch) {
   ResizeAll(&sum_exp_, shards(), 2 * tokens_);  // sums, then label logits
   for (int i = 0; i < shards(); ++i) {
     const SumExpArgs<T> args = {.z_TV = logits_[i].data(), .m_T = row_max_.data(),
-                                .labels_T = batch.labels.data(), .sum_T = sum_exp_[i].data(),
+                                .labels_T = labels_.data(), .sum_T = sum_exp_[i].data(),
                                 .label_T = sum_exp_[i].data() + tokens_,
                                 .row_first = (map_.first_shard() + i) * vocab, .n = vocab};
     engine_.Run(ops_.sum_exp, args, tokens_, 4 * vocab);
@@ -564,6 +574,7 @@ Status Transformer<T>::Head(const TokenBatch& batch) {
   // Frameworks reduce these in FP32 whatever the policy of partials.
   RT_RETURN_IF_ERROR(
       tree_.Sum(Pointers(sum_exp_), 2 * tokens_, Rounding::kNone, Rounding::kNone));
+  engine_.Sync();
   nll_.resize(tokens_);
   for (int64_t t = 0; t < tokens_; ++t) {
     nll_[t] = (math::Log(sum_exp_[0][t]) + row_max_[t]) - sum_exp_[0][tokens_ + t];
@@ -610,7 +621,7 @@ Status Transformer<T>::Backward(const TokenBatch& batch, const WeightSlabs<T>& w
   RT_CHECK_EQ(tokens_, batch.tokens());
   weights_ = weights;
   gradients_ = gradients;
-  RT_RETURN_IF_ERROR(BackwardHead(batch, inv_n));
+  RT_RETURN_IF_ERROR(BackwardHead(inv_n));
   for (int64_t l = model_.layers - 1; l >= 0; --l) {
     LayerSaved* saved = &saved_[l % saved_.size()];
     if (recipe_.execution.recompute_activations && l + 1 < model_.layers) {
@@ -620,7 +631,8 @@ Status Transformer<T>::Backward(const TokenBatch& batch, const WeightSlabs<T>& w
     }
     RT_RETURN_IF_ERROR(BackwardLayer(l, saved));
   }
-  BackwardEmbedding(batch);
+  BackwardEmbedding();
+  RT_RETURN_IF_ERROR(engine_.Wait());
   ZeroBypassedGradients();
   return {};
 }
@@ -635,7 +647,7 @@ void Transformer<T>::ZeroBypassedGradients() {
 }
 
 template <class T>
-Status Transformer<T>::BackwardHead(const TokenBatch& batch, T inv_n) {
+Status Transformer<T>::BackwardHead(T inv_n) {
   const int64_t H = model_.hidden_size;
   const int64_t vocab = model_.vocab_size / map_.layout().shards();
   const bool capped = model_.final_logit_softcapping > 0;
@@ -646,7 +658,7 @@ Status Transformer<T>::BackwardHead(const TokenBatch& batch, T inv_n) {
         .z_TV = logits_[i].data(),
         .m_T = row_max_.data(),
         .sum_T = sum_exp_[0].data(),
-        .labels_T = batch.labels.data(),
+        .labels_T = labels_.data(),
         .row_first = (map_.first_shard() + i) * vocab,
         .n = vocab,
         .inv_n = inv_n,
@@ -844,6 +856,7 @@ Status Transformer<T>::QkNormGradients(int64_t l, LayerSaved* s) {
   RT_RETURN_IF_ERROR(tree_.Sum(Pointers(partials), 2 * shape.dim,
                                RoundingOf(recipe_.precision.partials),
                                Backward(Point::kWeights)));
+  engine_.Sync();
   std::copy_n(partials[0].data(), shape.dim, Gradient(0, t.q_norm));
   std::copy_n(partials[0].data() + shape.dim, shape.dim, Gradient(0, t.k_norm));
   return {};
@@ -901,15 +914,18 @@ Status Transformer<T>::BackwardQkv(int64_t l, LayerSaved* s) {
 }
 
 template <class T>
-void Transformer<T>::BackwardEmbedding(const TokenBatch& batch) {
+void Transformer<T>::BackwardEmbedding() {
   const int64_t H = model_.hidden_size;
   Emit("embedding.grad", d_.data(), tokens_, H);
   for (int i = 0; i < shards(); ++i) {
     const Piece* piece = map_.layout().FindPiece(map_.first_shard() + i, embedding_);
     T* gradient = Gradient(i, embedding_);
-    if (!model_.tie_word_embeddings) std::fill_n(gradient, piece->numel(), T(0));
+    if (!model_.tie_word_embeddings) {
+      engine_.Sync();
+      std::fill_n(gradient, piece->numel(), T(0));
+    }
     const EmbedBackwardArgs<T> args = {
-        .dx_TN = d_.data(), .ids_T = batch.ids.data(), .dtable_VN = gradient, .tokens = tokens_,
+        .dx_TN = d_.data(), .ids_T = ids_.data(), .dtable_VN = gradient, .tokens = tokens_,
         .row_first = piece->row_first, .rows = piece->rows(), .n = H,
         .dropped = model_.pad_lookup_gradient ? -1 : static_cast<int32_t>(model_.pad_token_id),
         .scale = embed_scale_, .round = Backward(Point::kEmbedding)};

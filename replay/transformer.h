@@ -44,7 +44,7 @@ class Transformer {
   // `name` precedes every probe name ("mb0").
   Result<double> Forward(const TokenBatch& batch, const WeightSlabs<T>& weights,
                          const std::string& name);
-  const std::vector<T>& token_losses() const { return nll_; }
+  const ComputeVector<T>& token_losses() const { return nll_; }
   // Sum over tokens of what the last Forward's objective has beside the cross-entropy: the z-loss.
   double z_loss_sum() const;
 
@@ -60,7 +60,7 @@ class Transformer {
                   const GradientSlabs<T>& gradients);
 
  private:
-  using Buffer = std::vector<T>;
+  using Buffer = ComputeVector<T>;
   using ShardBuffers = std::vector<Buffer>;  // one per local shard
 
   // What one layer's forward pass leaves for its backward pass.
@@ -88,13 +88,13 @@ class Transformer {
   void ReserveRope(int64_t length);
 
   // Pieces of the pass.
-  Status EmbedTokens(const TokenBatch& batch);
+  Status EmbedTokens();
   Status ForwardLayer(int64_t l, LayerSaved* s);
   void ForwardQkv(int64_t l, LayerSaved* s);
   Status ForwardMlp(int64_t l, LayerSaved* s);
-  Status Head(const TokenBatch& batch);
+  Status Head();
   void KeepZLoss();
-  Status BackwardHead(const TokenBatch& batch, T inv_n);
+  Status BackwardHead(T inv_n);
   Status BackwardLayer(int64_t l, LayerSaved* s);
   const T* BranchGradient(Point point);
   Status BackwardMlp(int64_t l, LayerSaved* s);
@@ -102,7 +102,7 @@ class Transformer {
   Status CombineSharedKv(int64_t l);
   Status BackwardQkv(int64_t l, LayerSaved* s);
   Status QkNormGradients(int64_t l, LayerSaved* s);
-  void BackwardEmbedding(const TokenBatch& batch);
+  void BackwardEmbedding();
   void ZeroBypassedGradients();
 
   // Ops with this transformer's shapes.
@@ -164,6 +164,7 @@ class Transformer {
   int64_t sequences_ = 0, length_ = 0, tokens_ = 0;
   WeightSlabs<T> weights_;
   GradientSlabs<T> gradients_;
+  ComputeVector<int32_t> ids_, labels_;
   std::vector<Buffer> x_;  // inputs of the layers, and the last output
   std::vector<LayerSaved> saved_;
   Buffer y_, r_final_, row_max_, nll_;

@@ -71,7 +71,7 @@ class Updater {
   // The gradient that Run would have, and how it would be clipped. Changes no state.
   Result<Clips> Gradient(const RankState& state, const UpdateDirective& directive);
 
-  const std::vector<float>& gradient(int slab) const { return pass_->gradient(slab); }
+  const ComputeVector<float>& gradient(int slab) const { return pass_->gradient(slab); }
   StepPass& pass() { return *pass_; }  // its probe sees the optimizer too
 
   // Mean loss of the recipe's evaluation batch at a state; nullopt where it names none.

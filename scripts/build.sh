@@ -2,7 +2,7 @@
 # Sets up (scripts/setup.sh, whose options it takes), configures and builds into build/: the program,
 # and with --for-tests the tests too.
 #
-#   scripts/build.sh [--for-tests] [--without-torch]
+#   scripts/build.sh [--for-tests] [--without-torch] [--without-cuda]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh "$@"
@@ -15,7 +15,9 @@ jobs=$((memory < cores ? memory : cores))
 
 echo "build: configuring"
 mkdir -p build
-if ! cmake -G Ninja -S . -B build >build/configure.log 2>&1; then
+without_cuda=OFF
+case " $* ${RETRACE_WITHOUT_CUDA:+--without-cuda} " in *" --without-cuda "*) without_cuda=ON ;; esac
+if ! cmake -G Ninja -S . -B build -DRETRACE_WITHOUT_CUDA=$without_cuda >build/configure.log 2>&1; then
   cat build/configure.log >&2
   exit 5
 fi

@@ -68,8 +68,7 @@ TEST_F(Stats, OfTensorsAreThoseOfTheStatesAndGradients) {
   ASSERT_TRUE(run.ReadJournal(layout, k, 0, layout.shards(), &journal).ok());
   ASSERT_TRUE(run.ReadJournal(layout, k - 1, 0, layout.shards(), &last).ok());
   const auto gradient = [&](const Journal& from, int t) {
-    return Elements(layout, t,
-                    [&](int shard) -> const std::vector<float>& { return from.gradients[shard]; });
+    return Elements(layout, t, [&](int shard) { return from.gradients[shard].data(); });
   };
   const std::vector<Json> lines = Lines({"--steps", "4..4", "--by", "tensor"});
   ASSERT_EQ(layout.tensors().size(), lines.size());

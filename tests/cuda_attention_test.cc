@@ -57,10 +57,11 @@ class AttentionOnBoth {
     AttentionBackward(engine, c_, a_.q, a_.k, a_.v, out.data(), a_.dout, saved, dq.data(),
                       dk.data(), dv.data(), &scratch);
     Run();
+    std::vector<T> m(saved.m.begin(), saved.m.end()), l(saved.l.begin(), saved.l.end());
     for (const auto& [name, expected, got] :
          {std::tuple("output", &out, static_cast<const T*>(a_.out)),
-          std::tuple("m", &saved.m, static_cast<const T*>(a_.m)),
-          std::tuple("l", &saved.l, static_cast<const T*>(a_.l)),
+          std::tuple("m", &m, static_cast<const T*>(a_.m)),
+          std::tuple("l", &l, static_cast<const T*>(a_.l)),
           std::tuple("dq", &dq, static_cast<const T*>(a_.dq)),
           std::tuple("dk", &dk, static_cast<const T*>(a_.dk)),
           std::tuple("dv", &dv, static_cast<const T*>(a_.dv))}) {

@@ -204,7 +204,7 @@ TEST(Clause12, ClipPerRowFollowsRowsOfTheWholeTensor) {
     ASSERT_GT(piece.row_first, 0);
     const ShardState before = job->state().slab(shard);
     ShardState after = before;
-    const std::vector<float>& g = job->updater().gradient(shard);
+    const ComputeVector<float>& g = job->updater().gradient(shard);
     ApplyBlock(job->engine(), job->layout(), block, job->layout().pieces(shard), g.data(), &after);
     for (int64_t e = 0; e < piece.numel(); ++e) {
       const int64_t i = piece.offset + e;
@@ -483,7 +483,7 @@ TEST(Clause16, RecordingGoesOnAndStoresOneNan) {
   EXPECT_EQ(UpdateAction::kApplied, result.action);
   EXPECT_EQ(1, job->position());
   int64_t nans = 0;
-  const auto count = [&](const std::vector<float>& slab) {
+  const auto count = [&](const auto& slab) {
     for (float x : slab) {
       if (!std::isnan(x)) continue;
       ++nans;

@@ -14,21 +14,20 @@ namespace retrace {
 
 // Elements of a tensor by shard and place; pieces of a tensor do not overlap.
 inline std::vector<float> Elements(const Layout& layout, int tensor,
-                            const std::function<const std::vector<float>&(int shard)>& slab) {
+                            const std::function<const float*(int shard)>& slab) {
   std::vector<float> out;
   for (int shard = 0; shard < layout.shards(); ++shard) {
     const Piece* piece = layout.FindPiece(shard, tensor);
     if (piece == nullptr) continue;
-    const float* first = slab(shard).data() + piece->offset;
+    const float* first = slab(shard) + piece->offset;
     out.insert(out.end(), first, first + piece->numel());
   }
   return out;
 }
 
 inline std::vector<float> Elements(const Layout& layout, const State& state, int tensor, Component c) {
-  return Elements(layout, tensor, [&](int shard) -> const std::vector<float>& {
-    return state.shards[shard].slab(c);
-  });
+  return Elements(layout, tensor,
+                  [&](int shard) { return state.shards[shard].slab(c).data(); });
 }
 
 inline double Dot(const std::vector<float>& a, const std::vector<float>& b) {

@@ -63,9 +63,7 @@ TEST(UpdateNorms, CountTheZerosThatAreThere) {
                         : odd.of == "v" ? Component::kV : Component::kParameter;
     const std::vector<float> elements =
         odd.of == "g" ? Elements(layout, static_cast<int>(odd.tensor),
-                                 [&](int shard) -> const std::vector<float>& {
-                                   return job->updater().gradient(shard);
-                                 })
+                                 [&](int shard) { return job->updater().gradient(shard).data(); })
                       : Elements(layout, job->state().state, static_cast<int>(odd.tensor), c);
     for (const float x : elements) zeros += x == 0;
     EXPECT_EQ(zeros, odd.zero) << odd.of << " of " << layout.tensors()[odd.tensor].name;

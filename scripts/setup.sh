@@ -162,6 +162,7 @@ cuda_compiler() {
   local nvcc
   for nvcc in "${CUDA_HOME:-/nonexistent}/bin/nvcc" /usr/local/cuda/bin/nvcc "$(command -v nvcc || true)"; do
     [ -x "$nvcc" ] || continue
+    "$nvcc" --version | grep -qE 'release (12\.[89]|1[3-9]\.|[2-9][0-9]\.)' || continue  # knows sm_100
     say "CUDA compiler: is $nvcc"
     return
   done

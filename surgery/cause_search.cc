@@ -112,6 +112,10 @@ void CauseSearch::ResetData() {
 
 // Bits of the two states, and what the updates consume.
 Status CauseSearch::CompareWithHealthy() {
+  if (options_.healthy.find(',') != std::string::npos) {
+    return UsageError("--healthy " + options_.healthy + ": a path with a comma can not stand in an "
+                      "intervention; give it another name, or a link");
+  }
   RT_ASSIGN_OR_RETURN(const RunReader healthy, RunReader::Open(options_.healthy));
   const PositionEntry* entry = healthy.history().Find(options_.at - 1);
   if (entry == nullptr) {

@@ -116,6 +116,7 @@ TEST_F(BisectCommand, WrongWordsAreRefusedWithWhatIsRight) {
   EXPECT_TRUE(Contains(Refused("late", {"--cause", "--at", "5"}), "--at 5"));
   EXPECT_TRUE(Contains(Refused("late", {"--cause", "--healthy", *runs_ / "none"}),
                        "expected a run directory"));
+  EXPECT_TRUE(Contains(Refused("late", {"--cause", "--healthy", "a,b"}), "comma"));
   const Finished predicate = RunProgram(
       {"bisect", *runs_ / "late", "--spike", "--do", "clip:none", "--predicate", "los > 3"});
   EXPECT_EQ(2, predicate.code);

@@ -20,6 +20,7 @@
 #include "cmd/trace_diff.h"
 #include "core/recipe_toml.h"
 #include "replay/record.h"
+#include "surgery/first_difference.h"
 #include "surgery/intervention.h"
 
 namespace retrace {
@@ -557,16 +558,6 @@ struct RunDifference {
 
   bool identical() const { return !state && !record; }
 };
-
-// Ledgers are in memory whole, so every common digest is looked at: unlike in a search by halves,
-// two chains that part and meet again are told from two that never part.
-std::optional<int64_t> FirstOtherDigest(const RunHistory& a, const RunHistory& b, int64_t first,
-                                        int64_t last) {
-  for (int64_t k = first; k <= last; ++k) {
-    if (a.Find(k)->digest != b.Find(k)->digest) return k;
-  }
-  return std::nullopt;
-}
 
 Result<StateDifference> DiffAt(const DiffFlags& flags, OpenedRun& a, OpenedRun& b, int64_t k) {
   RecordedState state_a(a.reader(), a.layout(), a.engine(), k);

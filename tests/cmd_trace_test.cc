@@ -1,4 +1,4 @@
-// trace, and the diff of traces, as their user runs them.
+// trace, the diff of traces, and the bisect of two runs, as their user runs them.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -170,6 +170,55 @@ TEST_F(TraceDiffs, WhatIsNoTraceIsNotComparedWithOne) {
       Refused({"diff", Path("t.jsonl"), Path("t.jsonl"), "--only", "nothing/*"}, 2), "in common"));
   std::ofstream(Path("cut.jsonl")) << ReadFileText(Path("t.jsonl")).substr(0, 5000);
   EXPECT_TRUE(Contains(Refused({"diff", Path("t.jsonl"), Path("cut.jsonl")}, 3), "cut.jsonl"));
+}
+
+// ---- bisect of two runs
+// -------------------------------------------------------------------------
+
+TEST_F(Traces, TwoRunsPartWhereTheirRecipesDoWhateverRanksLookForIt) {
+  ASSERT_EQ(0, RunProgram({"replay", run_, "--steps", "3..5", "--do", "lr:scale=0.5@4..5", "--out",
+                           Path("slow"), "--quiet"}).code);
+  for (const char* tp : {"1", "2"}) {
+    const Finished done = RunProgram({"bisect", run_, Path("slow"), "--tp", tp, "--json"});
+    EXPECT_EQ(1, done.code) << done.err;
+    const Json json = ParseJson(done);
+    EXPECT_EQ(4, json["first_differing_position"]);
+    EXPECT_EQ("optimizer/rows", json["op"]);
+    EXPECT_EQ("optimizer", json["phase"]);
+    EXPECT_EQ("[0, 2]", json["element"]["at"]);  // the learning rate
+    EXPECT_EQ("identical", json["sides"]["a"]["replay"]);
+    EXPECT_EQ("identical", json["sides"]["b"]["replay"]);
+    ASSERT_FALSE(json["recipe"].empty());
+    EXPECT_EQ("schedule.peak", json["recipe"][0]["key"]);
+  }
+  const Finished text = RunProgram({"bisect", run_, Path("slow")});
+  EXPECT_TRUE(Contains(text.out, "the states part in update 4")) << text.out;
+  EXPECT_TRUE(Contains(text.out, "under lr:scale=0.5")) << text.out;
+  EXPECT_EQ(0, RunProgram({"bisect", run_, run_}).code);
+}
+
+TEST_F(Traces, ARecordingThatIsNotItsReplayIsSaidToBeAndSearched) {
+  BitFlip flip("mb0/model.layers.2.mlp.up_proj.weight.grad/shard5", 3, 22, 4);
+  RecordFaulty(LoadRecipe(run_ + "/recipe.toml").value(), Path("flipped"), 5, &flip);
+  const Finished done = RunProgram({"bisect", run_, Path("flipped"), "--json"});
+  EXPECT_EQ(1, done.code) << done.err;
+  const Json json = ParseJson(done);
+  EXPECT_EQ(4, json["update"]);
+  EXPECT_TRUE(json["op"].is_null());
+  EXPECT_EQ("identical", json["sides"]["a"]["replay"]);
+  const Json& side = json["sides"]["b"];
+  EXPECT_EQ("differs", side["replay"]);
+  EXPECT_EQ("backward", side["phase"]);
+  EXPECT_EQ(Json({"model.layers.2.mlp.up_proj.weight"}), side["tensors"]);
+  const Finished text = RunProgram({"bisect", run_, Path("flipped")});
+  EXPECT_TRUE(Contains(text.out, "B: replay of update 4 is not what")) << text.out;
+}
+
+TEST_F(Traces, BisectRefusesWhatItCanNotCompare) {
+  EXPECT_TRUE(Contains(Refused({"bisect", run_}, 2), "another run"));
+  EXPECT_TRUE(Contains(Refused({"bisect", run_, Path("nowhere")}, 2), "nowhere"));
+  EXPECT_EQ(2, RunProgram({"bisect", run_, run_, "--spike", "--do", "clip:none"}).code);
+  EXPECT_EQ(2, RunProgram({"bisect", run_, run_, "--budget", "5"}).code);
 }
 
 // ---- the same update by transformers

@@ -45,8 +45,9 @@ class BitFlip : public Probe {
   int seen_ = 0;
 };
 
-// Updates 1..last of a recipe, on one rank, every state kept, with `fault` seeing every op.
-inline void RecordFaulty(const Recipe& recipe, const std::string& dir, int64_t last, Probe* fault) {
+// Updates 1..last of a recipe, on one rank, with `fault` seeing every op.
+inline void RecordFaulty(const Recipe& recipe, const std::string& dir, int64_t last, Probe* fault,
+                         const BranchKeep& kept = {}) {
   SoloComm comm;
   const std::unique_ptr<Job> job =
       Job::Make(recipe, comm, {.tp = 1, .dp = 1, .threads = 1}).value();
@@ -56,7 +57,7 @@ inline void RecordFaulty(const Recipe& recipe, const std::string& dir, int64_t l
   plan.device = "cpu";
   const std::unique_ptr<RunWriter> writer = RunWriter::Create(dir, job->layout(), plan).value();
   job->set_probe(fault);
-  const Status recorded = RecordBranch(*job, writer.get(), dir, last, {}, nullptr, nullptr);
+  const Status recorded = RecordBranch(*job, writer.get(), dir, last, kept, nullptr, nullptr);
   ASSERT_TRUE(recorded.ok()) << recorded.message();
 }
 

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <cstdlib>
 
 #include "cmd/job_flags.h"
@@ -57,6 +58,9 @@ SearchSession::SearchSession(const BisectFlags& flags, const RunReader& run,
   PreventionOptions options = OptionsOf(flags);
   options.range = range_;
   options.predicate = predicate_;
+  if (std::filesystem::exists(out_ + "/ledger.jsonl")) {
+    Fail(UsageError("--out " + out_ + ": is a run; expected a directory for the replicas"));
+  }
   options.out = out_;
   options.progress = [this](const PreventionProgress& at) { Show(at); };
   trials_ = OrFail(PreventionTrials::Make(run, options));

@@ -38,6 +38,7 @@ std::string UndecidedText(const NoReturn& found) {
 std::string AnswerText(const SpikeSearch& search, const NoReturn& found) {
   std::string text;
   if (!found.complete) text = "The search is not at its end; the best so far: ";
+  if (found.probes.empty()) return "Nothing is known yet: no probe is at its end.\n";
   if (!found.last_prevented) {
     return text + fmt::format("{} prevents the spike from none of the updates that were probed.\n",
                               search.what) +

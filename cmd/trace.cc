@@ -54,6 +54,11 @@ void CheckFlags(const TraceFlags& flags) {
   if (std::filesystem::is_directory(flags.out, error)) {
     Fail(UsageError("--out " + flags.out + ": is a directory; expected a file's name"));
   }
+  const bool there = std::filesystem::exists(std::filesystem::symlink_status(flags.out, error));
+  if (there && !TraceFile::IsOne(flags.out)) {
+    Fail(UsageError("--out " + flags.out + ": is there, and is no trace; it is left as it is"));
+  }
+  if (flags.out == "-") Fail(UsageError("--out -: expected a file's name"));
   if (!std::filesystem::is_directory(FolderOf(flags.out), error)) {
     Fail(UsageError("--out " + flags.out + ": there is no directory " + FolderOf(flags.out)));
   }

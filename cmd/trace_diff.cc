@@ -80,10 +80,16 @@ std::string RoundingWords(const TraceDifference& d) {
     const auto most = std::max_element(
         d.ops.begin(), d.ops.end(),
         [](const ComparedOp& x, const ComparedOp& y) { return x.share() < y.share(); });
-    return fmt::format("{} ops of {} are within what unit round-off {:.3g} explains; nearest to its "
-                       "bound is {}, at {:.2g} of it",
-                       Grouped(d.judged()), Grouped(std::ssize(d.ops)), d.unit_roundoff, most->name,
-                       most->share());
+    std::string words = fmt::format(
+        "{} ops of {} are within what unit round-off {:.3g} explains; nearest to its bound is {}, at "
+        "{:.2g} of it",
+        Grouped(d.judged()), Grouped(std::ssize(d.ops)), d.unit_roundoff, most->name, most->share());
+    if (d.unjudged() > 0) {
+      words += fmt::format("\nNOT judged, for want of a rule or of elements: {} ops that differ "
+                           "('--by bits' shows them)",
+                           Grouped(d.unjudged()));
+    }
+    return words;
   }
   const TensorDifference& t = *first->difference;
   std::string side;
@@ -94,7 +100,7 @@ std::string RoundingWords(const TraceDifference& d) {
   }
   return fmt::format("{} ({}): rel L2 {:.3g}, rounding explains {:.3g}{}; farthest at {}: {} and {}",
                      first->name, OrdinalText(d, *first), Relative(first->distance(), t),
-                     Relative(*first->bound, t), side, first->IndexText(first->farthest), first->a,
+                     first->bound ? Relative(*first->bound, t) : 0, side, first->IndexText(first->farthest), first->a,
                      first->b);
 }
 
@@ -217,6 +223,7 @@ Json ReportJson(const TraceDiffFlags& flags, const TraceDifference& d, const std
   if (d.by_rounding) {
     json["unit_roundoff"] = d.unit_roundoff;
     json["judged"] = d.judged();
+    json["unjudged_differing"] = d.unjudged();
     json["beyond_rounding"] = d.beyond();
   }
   json["only_a"] = d.only_a;
@@ -235,6 +242,8 @@ Json ReportJson(const TraceDiffFlags& flags, const TraceDifference& d, const std
 bool AreTraces(const std::string& a, const std::string& b) {
   const bool trace_a = TraceFile::IsOne(a), trace_b = TraceFile::IsOne(b);
   if (trace_a == trace_b) return trace_a;
+  const Result<SafetensorsFile> other = SafetensorsFile::Open(trace_a ? b : a);
+  if (other.status().code() == StatusCode::kDamaged) Fail(other.status());
   Fail(UsageError(fmt::format("'{}' is a trace and '{}' is not; expected two traces",
                               trace_a ? a : b, trace_a ? b : a)));
 }

@@ -25,8 +25,10 @@ std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-Json HeaderJson(const TraceHeader& header) {
+// `ops`: how many follow, so that a file that was cut is known.
+Json HeaderJson(const TraceHeader& header, size_t ops) {
   return {{"format", 1},
+          {"ops", ops},
           {"producer", header.producer},
           {"run", header.run},
           {"update", header.update},
@@ -69,6 +71,10 @@ Result<TraceOp> ParseOp(const Json& json) {
   TraceOp op;
   if (!json.is_object()) return DamagedError("expected a JSON object");
   RT_RETURN_IF_ERROR(Take(json, "op", &Json::is_string, &op.name));
+  const auto control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+  if (std::any_of(op.name.begin(), op.name.end(), control)) {
+    return DamagedError("an op's name has control characters");
+  }
   const Json shape = json.value("shape", Json());
   const bool two = shape.is_array() && shape.size() == 2 && shape[0].is_number_integer() &&
                    shape[1].is_number_integer();
@@ -105,7 +111,7 @@ uint64_t TraceOp::size_bytes() const {
 
 Status WriteTraceDigests(const std::string& path, const TraceHeader& header,
                          const std::vector<TraceOp>& ops) {
-  std::string text = Dump({{kHeaderName, HeaderJson(header)}}) + "\n";
+  std::string text = Dump({{kHeaderName, HeaderJson(header, ops.size())}}) + "\n";
   for (const TraceOp& op : ops) text += Dump(OpJson(op)) + "\n";
   return PublishFile(path, text);
 }
@@ -115,7 +121,7 @@ Status WriteTraceTensors(const std::string& path, const TraceHeader& header,
   Json list = Json::array();
   for (const TraceOp& op : ops) list.push_back(OpJson(op));
   return WriteSafetensors(path, tensors,
-                          {{kHeaderName, Dump(HeaderJson(header))}, {kOpsName, Dump(list)}});
+                          {{kHeaderName, Dump(HeaderJson(header, ops.size()))}, {kOpsName, Dump(list)}});
 }
 
 bool TraceFile::IsOne(const std::string& path) {
@@ -134,6 +140,11 @@ Result<TraceFile> TraceFile::Open(const std::string& path) {
   RT_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
   const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size_bytes());
   RT_RETURN_IF_ERROR(text.starts_with(kLinesBegin) ? trace.ReadLines() : trace.ReadSafetensors());
+  if (trace.announced_ && *trace.announced_ != std::ssize(trace.ops_)) {
+    return DamagedError(fmt::format("{}: expected {} ops, as its header says, got {}", path,
+                                    *trace.announced_, trace.ops_.size()));
+  }
+  RT_RETURN_IF_ERROR(trace.CheckDigests());
   return trace;
 }
 
@@ -162,6 +173,12 @@ Status TraceFile::ParseHeader(std::string_view text) {
                                                         {"recipe", &header_.recipe}};
   for (const auto& [field, value] : texts) {
     RT_RETURN_IF_ERROR(Take(json, field, &Json::is_string, value).Within(path_ + ": header"));
+  }
+  if (json.contains("ops")) {
+    int64_t announced = 0;
+    RT_RETURN_IF_ERROR(
+        Take(json, "ops", &Json::is_number_integer, &announced).Within(path_ + ": header"));
+    announced_ = announced;
   }
   return Take(json, "update", &Json::is_number_integer, &header_.update)
       .Within(path_ + ": header");
@@ -234,6 +251,27 @@ Status TraceFile::ReadSafetensors() {
     op.l2 = op.max = std::numeric_limits<double>::quiet_NaN();
     index_.emplace(name, ops_.size());
     ops_.push_back(std::move(op));
+  }
+  return {};
+}
+
+// Elements against the digests beside them.
+Status TraceFile::CheckDigests() const {
+  for (const TraceOp& op : ops_) {
+    if (!op.digest || !HasTensor(op.name)) continue;
+    Digest got;
+    if (op.type == TensorType::kF64) {
+      RT_ASSIGN_OR_RETURN(const std::vector<double> values, file_->ReadDouble(op.name));
+      got = TensorDigest(values.data(), values.size() * sizeof(double));
+    } else if (op.type == TensorType::kF32) {
+      RT_ASSIGN_OR_RETURN(const std::vector<float> values, file_->ReadFloat(op.name));
+      got = TensorDigest(values.data(), values.size() * sizeof(float));
+    } else {
+      continue;  // no digest is defined of other types
+    }
+    if (got == *op.digest) continue;
+    return DamagedError(fmt::format("{}: {}: the elements have the digest {}, the list of ops says {}",
+                                    path_, op.name, got.Hex(), op.digest->Hex()));
   }
   return {};
 }

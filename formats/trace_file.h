@@ -75,9 +75,11 @@ class TraceFile {
   Status ReadSafetensors();
   Status AddOp(std::string_view json, const std::string& where);
   Status ParseHeader(std::string_view json);
+  Status CheckDigests() const;
 
   std::string path_;
   TraceHeader header_;
+  std::optional<int64_t> announced_;  // ops, by the header
   std::vector<TraceOp> ops_;
   std::map<std::string, size_t, std::less<>> index_;
   std::optional<SafetensorsFile> file_;

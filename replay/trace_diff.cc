@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 
@@ -67,11 +68,25 @@ double Distance(const std::vector<double>& x, const std::vector<double>& y) {
   return std::sqrt(sum);
 }
 
+// Is one not finite where the other is another value? No rounding explains that.
+bool IsOdd(double x, double y) {
+  if (std::isnan(x) || std::isnan(y)) return !(std::isnan(x) && std::isnan(y));
+  return x != y && (std::isinf(x) || std::isinf(y));
+}
+
+bool AnyOdd(const std::vector<double>& x, const std::vector<double>& y) {
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (IsOdd(x[i], y[i])) return true;
+  }
+  return false;
+}
+
 void FindFarthest(const std::vector<double>& a, const std::vector<double>& b, ComparedOp* op) {
   double most = -1;
   for (size_t i = 0; i < a.size(); ++i) {
-    const double distance = std::fabs(a[i] - b[i]);
-    if (!(distance > most) && !(std::isnan(distance) && !std::isnan(most))) continue;
+    const double distance =
+        IsOdd(a[i], b[i]) ? std::numeric_limits<double>::infinity() : std::fabs(a[i] - b[i]);
+    if (!(distance > most)) continue;
     most = distance;
     op->farthest = static_cast<int64_t>(i);
     op->a = a[i];
@@ -109,6 +124,13 @@ class Comparison {
                                "--tensors'"
                              : " have no op in common"));
     }
+    if (difference_.by_rounding && difference_.judged() == 0 && difference_.beyond() == 0) {
+      return UsageError(fmt::format(
+          "none of the {} ops that both have can be judged by rounding: an op needs its inputs' "
+          "elements{}, and the optimizer's ops have no rule. '--by bits' compares all",
+          difference_.ops.size(),
+          difference_.by_truth ? " in both traces and in the truth" : " in the traces"));
+    }
     return std::move(difference_);
   }
 
@@ -134,6 +156,7 @@ class Comparison {
     items_a_ = std::make_unique<Items>(*whole_a_);
     items_b_ = std::make_unique<Items>(*whole_b_);
     if (difference_.by_truth) {
+      RT_RETURN_IF_ERROR(CheckTruth());
       RT_ASSIGN_OR_RETURN(WholeTrace truth, WholeTrace::Make(*options_.truth));
       whole_truth_ = std::make_unique<WholeTrace>(std::move(truth));
       bound_a_ = std::make_unique<RoundingBound>(*whole_truth_, *whole_a_);
@@ -143,6 +166,19 @@ class Comparison {
     }
     difference_.unit_roundoff = UnitRoundoff(*whole_a_, *whole_b_);
     return {};
+  }
+
+  Status CheckTruth() const {
+    for (const TraceOp& op : options_.truth->ops()) {
+      if (!op.name.starts_with("mb") || op.name.ends_with("/ids") || op.name.ends_with("/labels")) {
+        continue;
+      }
+      if (IsFp64(op.type)) return {};
+      break;
+    }
+    return UsageError(options_.truth->path() +
+                      ": expected a truth that was computed in FP64: a trace of a branch by "
+                      "'retrace replay RUN --steps A..B --do precision:fp64'");
   }
 
   bool SameShards() const {
@@ -204,8 +240,7 @@ class Comparison {
   Status Judge(const std::vector<double>& x, const std::vector<double>& y, ComparedOp* op) {
     if (difference_.by_truth) return JudgeByTruth(x, y, op);
     RT_ASSIGN_OR_RETURN(op->bound, bound_a_->Of(op->name));
-    const bool odd = op->difference->nan_one_side > 0;
-    if (op->bound && (odd || op->distance() > *op->bound)) op->beyond = "both";
+    if (AnyOdd(x, y) || (op->bound && op->distance() > *op->bound)) op->beyond = "both";
     return {};
   }
 
@@ -217,10 +252,12 @@ class Comparison {
     RT_ASSIGN_OR_RETURN(const std::optional<double> bound_b, bound_b_->Of(op->name));
     op->truth_a = Distance(x, t);
     op->truth_b = Distance(y, t);
-    if (!bound_a || !bound_b) return {};
-    op->bound = std::max(*bound_a, *bound_b);
-    const bool a = !(*op->truth_a <= std::max(kHeadroom * *op->truth_b, *bound_a));
-    const bool b = !(*op->truth_b <= std::max(kHeadroom * *op->truth_a, *bound_b));
+    const bool odd_a = AnyOdd(x, t), odd_b = AnyOdd(y, t);
+    if (bound_a && bound_b) op->bound = std::max(*bound_a, *bound_b);
+    else if (!odd_a && !odd_b) return {};
+    const double a_may = bound_a.value_or(0), b_may = bound_b.value_or(0);
+    const bool a = odd_a || (op->bound && !(*op->truth_a <= std::max(kHeadroom * *op->truth_b, a_may)));
+    const bool b = odd_b || (op->bound && !(*op->truth_b <= std::max(kHeadroom * *op->truth_a, b_may)));
     op->beyond = a && b ? "both" : a ? "A" : b ? "B" : "";
     return {};
   }
@@ -266,6 +303,12 @@ int64_t TraceDifference::beyond() const {
 int64_t TraceDifference::judged() const {
   return std::count_if(ops.begin(), ops.end(),
                        [](const ComparedOp& op) { return op.bound.has_value(); });
+}
+
+int64_t TraceDifference::unjudged() const {
+  return std::count_if(ops.begin(), ops.end(), [](const ComparedOp& op) {
+    return !op.identical && !op.bound && op.beyond.empty();
+  });
 }
 
 bool TraceDifference::same() const {

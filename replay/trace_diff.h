@@ -45,7 +45,8 @@ struct TraceDifference {
   const ComparedOp* FirstBeyond() const;
   int64_t differing() const;
   int64_t beyond() const;
-  int64_t judged() const;  // that have a bound
+  int64_t judged() const;    // that have a bound
+  int64_t unjudged() const;  // that differ and have none
   bool same() const;       // nothing differs, or nothing beyond rounding
 };
 

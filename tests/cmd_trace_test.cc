@@ -161,6 +161,21 @@ TEST_F(TraceDiffs, TheFirstOpBeyondRoundingIsWhereTheRecipesDiffer) {
                    .code);
 }
 
+TEST_F(TraceDiffs, WhatIsThereAndIsNoTraceIsNotOverwritten) {
+  std::ofstream(Path("notes.txt")) << "notes";
+  EXPECT_TRUE(Contains(Refused({"trace", run_ + "@3", "-o", Path("notes.txt")}, 2), "is no trace"));
+  EXPECT_EQ("notes", ReadFileText(Path("notes.txt")));
+  EXPECT_TRUE(Contains(Refused({"trace", run_ + "@3", "-o", "/dev/null"}, 2), "is no trace"));
+  EXPECT_TRUE(Contains(Refused({"trace", run_ + "@3", "-o", "-"}, 2), "a file's name"));
+}
+
+TEST_F(TraceDiffs, ADamagedTraceIsDamageNotUsage) {
+  const std::string text = ReadFileText(Path("t.safetensors"));
+  std::ofstream(Path("half.safetensors")) << text.substr(0, text.size() / 2);
+  EXPECT_TRUE(Contains(Refused({"diff", Path("t.safetensors"), Path("half.safetensors")}, 3),
+                       "half.safetensors"));
+}
+
 TEST_F(TraceDiffs, WhatIsNoTraceIsNotComparedWithOne) {
   EXPECT_TRUE(Contains(Refused({"diff", Path("t.jsonl"), run_ + "@3"}, 2), "expected two traces"));
   EXPECT_TRUE(Contains(Refused({"diff", run_ + "@2", run_ + "@3", "--by", "rounding"}, 2), "--by"));

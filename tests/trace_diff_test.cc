@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 
 #include "replay/update_tracer.h"
 #include "replay/whole_trace.h"
@@ -176,6 +177,49 @@ TEST(TraceDiff, AMistakeOfAHundredthInAnyOpIsNamedAndWhatFollowsIsNot) {
     // can be beyond too: RoPE of a projection. Nothing else.
     EXPECT_LE(d.beyond(), 4) << name;
   }
+}
+
+// One element of one op is infinite.
+class Infinite : public Probe {
+ public:
+  explicit Infinite(std::string op) : op_(std::move(op)) {}
+  void Op(const std::string& name, const float* data, int64_t, int64_t) override {
+    if (name == op_) const_cast<float*>(data)[0] = std::numeric_limits<float>::infinity();
+  }
+  void Op(const std::string&, const double*, int64_t, int64_t) override {}
+
+ private:
+  const std::string op_;
+};
+
+TEST(TraceDiff, NoRoundingExplainsAnInfinity) {
+  const TempDir dir;
+  const TraceFile truth = TraceTo(dir / "truth", Tiny({"precision.preset=fp64"}));
+  const TraceFile clean = TraceTo(dir / "clean", Tiny());
+  for (const char* op : {"mb0/loss", "mb0/layer0/o_proj", "mb0/logits/shard0"}) {
+    Infinite fault(op);
+    const TraceFile faulty = TraceTo(dir / "faulty", Tiny(), &fault);
+    std::string whole = op;
+    TakeShard(&whole);
+    for (const TraceFile* with : {static_cast<const TraceFile*>(nullptr), &truth}) {
+      const TraceDifference d =
+          DiffTraces(clean, faulty, {.only = {}, .rounding = true, .truth = with}).value();
+      ASSERT_NE(nullptr, d.FirstBeyond()) << op;
+      EXPECT_EQ(whole, d.FirstBeyond()->name);
+      EXPECT_EQ(with != nullptr ? "B" : "both", d.FirstBeyond()->beyond);
+      EXPECT_FALSE(d.same());
+    }
+  }
+}
+
+TEST(TraceDiff, WhereNothingCanBeJudgedNothingIsTheSame) {
+  const TempDir dir;
+  const TraceFile a = TraceTo(dir / "a", Tiny()), b = TraceTo(dir / "b", Tiny({"optimizer.clip=0"}));
+  const auto optimizer = [](std::string_view name) { return name.starts_with("optimizer/"); };
+  EXPECT_EQ(StatusCode::kUsage,
+            DiffTraces(a, b, {.only = optimizer, .rounding = true}).status().code());
+  EXPECT_GT(DiffTraces(a, b, {.rounding = true}).value().unjudged(), 0);
+  EXPECT_EQ(StatusCode::kUsage, DiffTraces(a, b, {.truth = &a}).status().code());  // of FP32
 }
 
 TEST(TraceDiff, TheTruthTellsWhichSideIsWrong) {

@@ -93,6 +93,26 @@ TEST(TraceFile, AFlippedBitNeverCrashesTheReader) {
   }
 }
 
+TEST(TraceFile, AFileThatWasCutBetweenTwoOpsIsKnown) {
+  const TempDir dir;
+  const std::string text = Write(dir / "t", false);
+  const size_t last = text.rfind('\n', text.size() - 2);
+  std::ofstream(dir / "cut") << text.substr(0, last + 1);
+  const Status status = TraceFile::Open(dir / "cut").status();
+  EXPECT_EQ(StatusCode::kDamaged, status.code());
+  EXPECT_NE(std::string::npos, status.message().find("expected 2 ops")) << status.message();
+}
+
+TEST(TraceFile, ElementsThatAreNotOfTheDigestBesideThemAreDamage) {
+  const TempDir dir;
+  std::string text = Write(dir / "t", true);
+  text[text.size() - sizeof kY] ^= 1;
+  std::ofstream(dir / "changed") << text;
+  const Status status = TraceFile::Open(dir / "changed").status();
+  EXPECT_EQ(StatusCode::kDamaged, status.code());
+  EXPECT_NE(std::string::npos, status.message().find("a/second")) << status.message();
+}
+
 TEST(TraceFile, TheErrorNamesTheLineAndWhatIsWrong) {
   const TempDir dir;
   const std::string whole = Write(dir / "t", false);

@@ -29,7 +29,8 @@ Result<std::unique_ptr<RunWriter>> OpenWriter(Job& job, const RunReader& run,
   if (job.is_rank0()) {
     status = FileOps().MakeDir(run.dir() + "/" + kStepsName);  // it may be what was lost
     if (status.ok()) {
-      Result<std::unique_ptr<RunWriter>> opened = RunWriter::Open(run.dir(), job.layout());
+      Result<std::unique_ptr<RunWriter>> opened = RunWriter::Open(
+          run.dir(), job.layout(), FileOps(), OpenFor::kGoingOn, job.machine().numerics);
       status = opened.status();
       if (opened.ok()) writer = std::move(opened).value();
     }

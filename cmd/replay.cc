@@ -115,8 +115,6 @@ void RunBranch(const ReplayFlags& flags, const RunReader& run, const Recipe& rec
   BranchPlan plan;
   plan.first = range.first;
   plan.last = range.last;
-  plan.device = "cpu";
-  plan.isa = IsaName(job.options.isa);
   plan.kept.states = flags.keep == "states";
   for (const std::string& text : flags.interventions) {
     plan.interventions.push_back(OrFail(ParseIntervention(text)));

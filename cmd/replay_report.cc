@@ -59,6 +59,8 @@ Result<ReplayProof> ProveReplay(const ResolvedJob& job, const OutputFlags& outpu
   };
   RT_RETURN_IF_ERROR(RunJob(job, note, [&](Comm& comm) -> Status {
     RT_ASSIGN_OR_RETURN(const std::unique_ptr<Job> rank, Job::Make(recipe, comm, job.options));
+    const std::string expected = Expectation(RecordedMachine(run), rank->machine());
+    if (rank->is_rank0() && !expected.empty()) note(run.dir() + ": " + expected);
     RT_ASSIGN_OR_RETURN(proof.identical,
                         ReplayAsRecorded(run, *rank, range.first, range.last, visit));
     return {};

@@ -172,6 +172,7 @@ Json JsonOf(const RunSummary& s) {
   json["format"] = history.header.format;
   json["version"] = history.header.version;
   json["device"] = ManifestText(s, "device");
+  json["driver"] = ManifestText(s, "driver");
   json["isa"] = ManifestText(s, "isa");
   json["libraries"] = ManifestText(s, "libraries");
   json["attempts"] = history.attempts;

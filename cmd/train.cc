@@ -74,8 +74,6 @@ void RunTrain(TrainFlags flags) {
   options.run_dir = dir;
   options.resume = !flags.resume.empty();
   options.until = flags.until;
-  options.device = "cpu";
-  options.isa = IsaName(job.options.isa);
   options.stop = StopRequested;
   CatchStopSignals();
   options.fire = FireRequested;

@@ -178,6 +178,14 @@ struct ExecutionRecipe {
   bool recompute_activations = false;
 };
 
+// NUMERICS.md, "Levels": whose arithmetic forward and backward pass are.
+enum class NumericsLevel { kPortable, kNative };
+
+struct NumericsRecipe {
+  NumericsLevel level = NumericsLevel::kPortable;
+  int64_t native_threads = 1;  // of each rank's library calls; bits of level native depend on it
+};
+
 struct Recipe {
   std::string name;
   int64_t steps = 0;
@@ -190,6 +198,7 @@ struct Recipe {
   PrecisionPolicy precision;
   StoreRecipe store;
   ExecutionRecipe execution;
+  NumericsRecipe numerics;
 };
 
 }  // namespace retrace

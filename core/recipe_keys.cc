@@ -404,6 +404,19 @@ KeyList ScheduleKeys() {
   };
 }
 
+KeyList NumericsKeys() {
+  KeyList keys = {
+      Choice(AT(numerics.level), {"portable", "native"},
+             "portable: the bits of NUMERICS.md, the same on every machine; native: matrix products "
+             "and functions of the forward and backward pass by LibTorch (MKL on processors), the "
+             "same bits for the same processor model, libraries and native_threads"),
+      Integer(AT(numerics.native_threads), 1, 1024,
+              "threads of each rank within the libraries of level native, on which its bits depend"),
+  };
+  for (Key& key : keys) key = Quiet(std::move(key));
+  return keys;
+}
+
 KeyList TopologyKeys() {
   return {
       Integer(AT(topology.virtual_shards), 1, 256,
@@ -489,7 +502,7 @@ KeyList BuildKeys() {
   KeyList keys;
   for (KeyList (*part)() :
        {RunKeys, ShapeKeys, PatternKeys, ModelKeys, BypassKeys, InitKeys, DataKeys, OptimizerKeys,
-        OptimizerRuleKeys, ScheduleKeys, TopologyKeys, PrecisionKeys, StoreAndExecutionKeys}) {
+        OptimizerRuleKeys, ScheduleKeys, TopologyKeys, NumericsKeys, PrecisionKeys, StoreAndExecutionKeys}) {
     Append(&keys, part());
   }
   return keys;

@@ -239,7 +239,8 @@ Result<std::vector<std::string>> RunCheck::Remarks() const {
     remarks.push_back(dir_ + "/" + kLedgerName + ": ends in " + std::to_string(torn_bytes_) +
                       " bytes of a line that was never finished; it is not part of the run");
   }
-  if (header_ && header_->numerics != kNumericsId) {
+  if (header_ && header_->numerics != kNumericsId &&
+      !header_->numerics.starts_with(std::string(kNumericsId) + " ")) {
     remarks.push_back(dir_ + ": made under " + header_->numerics + ", this program is " +
                       kNumericsId);
   }

@@ -21,6 +21,7 @@
 #include "core/optimizer_block.h"
 #include "core/state.h"
 #include "core/status.h"
+#include "core/version.h"
 #include "formats/file_ops.h"
 #include "formats/job_thread.h"
 #include "formats/ledger.h"
@@ -77,6 +78,8 @@ struct RunHistory {
 struct RunPlan {
   std::string recipe_text;                // recipe.toml
   std::string device, isa, libraries;     // manifest.json: where it was made
+  std::string driver, level = "portable";  // the same
+  std::string numerics = kNumericsId;      // what its bits depend on besides recipe and dataset
   int64_t first_position = 0;             // a branch's first state is RUN@k of its parent, edited
   std::optional<Lineage> lineage;
 };
@@ -103,10 +106,11 @@ class RunWriter {
                                                    const RunPlan& plan, FileOps ops = FileOps());
   // Opens an existing run to go on: takes the lock, adds an attempt, cuts a torn line, removes files
   // that no line names. Errors: kUsage where another process writes it or there is no run;
-  // kUnsupported where it was made under another numerics id; kDamaged.
+  // kUnsupported where it was made under another numerics id than `numerics`; kDamaged.
   static Result<std::unique_ptr<RunWriter>> Open(const std::string& dir, const Layout& layout,
                                                  FileOps ops = FileOps(),
-                                                 OpenFor purpose = OpenFor::kGoingOn);
+                                                 OpenFor purpose = OpenFor::kGoingOn,
+                                                 const std::string& numerics = kNumericsId);
   ~RunWriter();  // finishes commits, syncs the ledger, frees the lock
 
   int64_t attempt() const { return attempt_; }
@@ -140,7 +144,8 @@ class RunWriter {
             LedgerWriter ledger, RunHistory history);
   static Result<std::unique_ptr<RunWriter>> OpenLocked(const std::string& dir,
                                                        const Layout& layout, FileOps ops,
-                                                       RunLock lock, OpenFor purpose);
+                                                       RunLock lock, OpenFor purpose,
+                                                       const std::string& numerics);
   Status Begin();
   Status CheckStep(const StepCommit& step) const;
   Status CheckFiles(const StepCommit& step) const;

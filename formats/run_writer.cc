@@ -17,8 +17,9 @@ constexpr int kUnsyncedLinesMax = 64;
 
 std::string ManifestText(const RunPlan& plan) {
   const nlohmann::ordered_json json = {
-      {"format", kFormatId},   {"version", kVersion}, {"numerics", kNumericsId},
-      {"device", plan.device}, {"isa", plan.isa},     {"libraries", plan.libraries}};
+      {"format", kFormatId},       {"version", kVersion},   {"numerics", plan.numerics},
+      {"level", plan.level},       {"device", plan.device}, {"driver", plan.driver},
+      {"isa", plan.isa},           {"libraries", plan.libraries}};
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -45,7 +46,7 @@ Status WriteNewRun(const FileOps& ops, const std::string& dir, const Layout& lay
   OpenLine open;
   open.format = kFormatId;
   open.version = kVersion;
-  open.numerics = kNumericsId;
+  open.numerics = plan.numerics;
   open.recipe = DigestOf(plan.recipe_text);
   open.manifest = DigestOf(manifest);
   open.first_position = plan.first_position;
@@ -67,10 +68,10 @@ bool NothingRecorded(const FileOps& ops, const std::string& ledger_path) {
 }
 
 Status CheckHeader(const OpenLine& header, const Layout& layout, const std::string& dir,
-                   OpenFor purpose) {
-  if (header.numerics != kNumericsId && purpose == OpenFor::kGoingOn) {
+                   OpenFor purpose, const std::string& numerics) {
+  if (header.numerics != numerics && purpose == OpenFor::kGoingOn) {
     return UnsupportedError(dir + ": made under " + header.numerics + ", this program computes " +
-                            kNumericsId + "; going on would mix the two. Branch from it instead");
+                            numerics + "; going on would mix the two. Branch from it instead");
   }
   if (header.virtual_shards != layout.shards()) {
     return UsageError(dir + ": expected a layout of " + std::to_string(header.virtual_shards) +
@@ -104,26 +105,29 @@ Result<std::unique_ptr<RunWriter>> RunWriter::Create(const std::string& dir, con
     RT_RETURN_IF_ERROR(ops.SyncDir(dir));
   }
   RT_RETURN_IF_ERROR(WriteNewRun(ops, dir, layout, plan));
-  return OpenLocked(dir, layout, ops, std::move(lock), OpenFor::kGoingOn);  // never free in between: the run is ours
+  return OpenLocked(dir, layout, ops, std::move(lock), OpenFor::kGoingOn,
+                    plan.numerics);  // never free in between: the run is ours
 }
 
 Result<std::unique_ptr<RunWriter>> RunWriter::Open(const std::string& dir, const Layout& layout,
-                                                   FileOps ops, OpenFor purpose) {
+                                                   FileOps ops, OpenFor purpose,
+                                                   const std::string& numerics) {
   const std::string ledger_path = dir + "/" + kLedgerName;
   if (!ops.Exists(ledger_path)) {
     return UsageError(dir + ": expected a run directory, but it has no " + kLedgerName);
   }
   RT_ASSIGN_OR_RETURN(RunLock lock, RunLock::Take(ops, dir + "/" + kLockName));
-  return OpenLocked(dir, layout, ops, std::move(lock), purpose);
+  return OpenLocked(dir, layout, ops, std::move(lock), purpose, numerics);
 }
 
 Result<std::unique_ptr<RunWriter>> RunWriter::OpenLocked(const std::string& dir,
                                                          const Layout& layout, FileOps ops,
-                                                         RunLock lock, OpenFor purpose) {
+                                                         RunLock lock, OpenFor purpose,
+                                                         const std::string& numerics) {
   const std::string ledger_path = dir + "/" + kLedgerName;
   RT_ASSIGN_OR_RETURN(const LedgerContents contents, ReadLedger(ops, ledger_path));
   RT_ASSIGN_OR_RETURN(RunHistory history, RunHistory::From(contents, ledger_path));
-  RT_RETURN_IF_ERROR(CheckHeader(history.header, layout, dir, purpose));
+  RT_RETURN_IF_ERROR(CheckHeader(history.header, layout, dir, purpose, numerics));
   RT_ASSIGN_OR_RETURN(LedgerWriter ledger, LedgerWriter::Open(ops, ledger_path, contents));
   std::unique_ptr<RunWriter> writer(new RunWriter(dir, layout, ops, std::move(lock),
                                                   std::move(ledger), std::move(history)));

@@ -69,7 +69,7 @@ void ForwardMaterialised(Engine& engine, const AttentionConfig<T>& c, const T* q
                                   .p_rounded_RS = rounded ? scratch->p_rounded.data() : nullptr,
                                   .length = S, .window = c.window, .scale = c.scale,
                                   .round_scores = c.scores, .round = c.softmax};
-  engine.Run(engine.ops<T>().softmax, softmax, c.sequences * c.query_heads * S, 8 * S);
+  engine.Run(&OpTable<T>::softmax, softmax, c.sequences * c.query_heads * S, 8 * S);
   const T* p = rounded ? scratch->p_rounded.data() : saved->p.data();
   products.clear();
   ForEachHead(c, [&](const Head<T>& h) {
@@ -135,7 +135,7 @@ void BackwardMaterialised(Engine& engine, const AttentionConfig<T>& c, const T* 
   const SoftmaxBackwardArgs<T> softmax = {.p_RS = saved.p.data(), .dp_RS = dp, .length = S,
                                           .window = c.window, .scale = c.scale,
                                           .round = c.grad_scores};
-  engine.Run(engine.ops<T>().softmax_backward, softmax, c.sequences * c.query_heads * S,
+  engine.Run(&OpTable<T>::softmax_backward, softmax, c.sequences * c.query_heads * S,
              4 * S);
   products.clear();
   ForEachHead(c, [&](const Head<T>& h) {

@@ -1,5 +1,6 @@
 // Engine: what runs the ops of one rank: an instruction set, a pool of threads, and their scratch, or
-// a device in their place. Used by attention.cc and replay. Not thread-safe: one caller at a time.
+// a device in their place; at level native also the kernels of a library, which have their own
+// threads. Used by attention.cc and replay. Not thread-safe: one caller at a time.
 // Nothing in it can change a bit: threads split ranges that the op table says are independent.
 //
 // With a device, Multiply and Run return before the work is done, and pointers in their arguments
@@ -10,12 +11,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/compute_vector.h"
 #include "kernels/device.h"
 #include "kernels/gemm.h"
 #include "kernels/isa.h"
+#include "kernels/native_kernels.h"
 #include "kernels/ops.h"
 #include "kernels/thread_pool.h"
 
@@ -23,9 +26,9 @@ namespace retrace {
 
 class Engine {
  public:
-  // `device`, where it is given, outlives the engine.
-  Engine(Isa isa, int threads, Device* device = nullptr)
-      : isa_(isa), device_(device), pool_(threads), scratch_(threads) {}
+  // `device` and `native`, where given, outlive the engine. At most one of them.
+  Engine(Isa isa, int threads, Device* device = nullptr, const NativeKernels* native = nullptr)
+      : isa_(isa), device_(device), native_(native), pool_(threads), scratch_(threads) {}
 
   Isa isa() const { return isa_; }
   Device* device() const { return device_; }  // null: the processor
@@ -36,11 +39,13 @@ class Engine {
   template <class T>
   void Multiply(const GemmArgs<T>& args) {
     if (device_ != nullptr) return device_->Multiply(std::span<const GemmArgs<T>>(&args, 1));
+    if (native_ != nullptr) return MultiplyNatively(std::span<const GemmArgs<T>>(&args, 1));
     Gemm(isa_, pool_, scratch_, args);
   }
   template <class T>
   void MultiplyBatch(std::span<const GemmArgs<T>> batch) {
     if (device_ != nullptr) return device_->Multiply(batch);
+    if (native_ != nullptr) return MultiplyNatively(batch);
     GemmBatch(isa_, pool_, scratch_, batch);
   }
 
@@ -57,6 +62,17 @@ class Engine {
   Status Wait() {
     Sync();
     return failed_;
+  }
+
+  // Runs the op that `member` names over [0, count): the library's where the level has one.
+  template <class T, class Args>
+  void Run(void (*OpTable<T>::*member)(const Args&, int64_t, int64_t), const Args& args,
+           int64_t count, int64_t cost, int64_t unit = 1) {
+    if (native_ != nullptr) {
+      const auto op = NativeOps<T>().*member;
+      if (op != nullptr) return op(args, 0, count);
+    }
+    Run(ops<T>().*member, args, count, cost, unit);
   }
 
   // Runs op(args, first, last) over [0, count) in ranges of whole multiples of `unit`, each worth at
@@ -78,8 +94,17 @@ class Engine {
   }
 
  private:
+  void MultiplyNatively(std::span<const GemmArgs<float>> batch) { native_->multiply(batch); }
+  void MultiplyNatively(std::span<const GemmArgs<double>> batch) { native_->multiply64(batch); }
+  template <class T>
+  const OpTable<T>& NativeOps() const {
+    if constexpr (std::is_same_v<T, float>) return native_->ops;
+    else return native_->ops64;
+  }
+
   Isa isa_;
   Device* device_;
+  const NativeKernels* native_;
   Status failed_;
   ThreadPool pool_;
   std::vector<GemmScratch> scratch_;

@@ -26,27 +26,41 @@ Result<std::unique_ptr<Job>> Job::Make(const Recipe& recipe, Comm& comm, const J
   RT_RETURN_IF_ERROR(CheckHostMemory(comm, PlanRank(recipe, map, place).update_bytes()));
   Result<std::unique_ptr<Device>> device = OpenDevice(options.device, comm.rank());
   RT_RETURN_IF_ERROR(AgreeOnStatus(comm, device.status()));
+  Result<NativeLevel> native = NativeLevel();
+  if (recipe.numerics.level == NumericsLevel::kNative) {
+    native = *device != nullptr || options.given_device != nullptr
+                 ? UnsupportedError("numerics.level = native: expected --device cpu; on GPUs there "
+                                    "is level portable alone")
+                 : OpenNativeLevel(static_cast<int>(recipe.numerics.native_threads));
+  }
+  RT_RETURN_IF_ERROR(AgreeOnStatus(comm, native.status()));
   std::unique_ptr<Job> job(new Job(recipe, std::move(layout), place, comm, options,
-                                   std::move(batches), std::move(device).value()));
+                                   std::move(batches), std::move(device).value(), *native));
   RT_RETURN_IF_ERROR(job->UseRecipe(recipe));
   return job;
 }
 
 Job::Job(const Recipe& recipe, Layout layout, const RankPlace& place, Comm& comm,
          const JobOptions& options, std::shared_ptr<const BatchSource> batches,
-         std::unique_ptr<Device> device)
+         std::unique_ptr<Device> device, const NativeLevel& native)
     : recipe_(recipe),
       layout_(std::move(layout)),
       place_(place),
       comm_(comm),
       options_(options),
       device_(std::move(device)),
-      engine_(options.isa, options.threads, device_ ? device_.get() : options.given_device),
+      machine_(ThisMachine(recipe.numerics, options.isa, native.libraries, options.device)),
+      engine_(options.isa, options.threads, device_ ? device_.get() : options.given_device,
+              native.kernels),
       map_(layout_, place.first_shard, place.shard_count),
       batches_(std::move(batches)) {}
 
 // Collective. On an error what was in force stays.
 Status Job::UseRecipe(const Recipe& recipe) {
+  if (recipe.numerics.level != recipe_.numerics.level ||
+      recipe.numerics.native_threads != recipe_.numerics.native_threads) {
+    return UsageError("numerics.level and numerics.native_threads can not change within a run");
+  }
   std::shared_ptr<const BatchSource> batches = batches_;
   Status opened;
   if (!SameDataset(recipe.data, recipe_.data)) {

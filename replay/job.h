@@ -11,7 +11,9 @@
 #include "formats/run_dir.h"
 #include "replay/exchange.h"
 #include "replay/initial_state.h"
+#include "replay/machine.h"
 #include "replay/timeline.h"
+#include "replay/torch_plugin.h"
 #include "replay/update.h"
 
 namespace retrace {
@@ -50,8 +52,8 @@ class Script {
 
 class Job {
  public:
-  // Errors: kUsage (topology, dataset), kDamaged (dataset), kUnsupported (memory, device).
-  // Collective.
+  // Errors: kUsage (topology, dataset), kDamaged (dataset), kUnsupported (memory, device, level
+  // native without its plug-in). Collective.
   static Result<std::unique_ptr<Job>> Make(const Recipe& recipe, Comm& comm,
                                            const JobOptions& options,
                                            std::shared_ptr<const BatchSource> batches = nullptr);
@@ -87,6 +89,7 @@ class Job {
   const BatchSource& batches() const { return *batches_; }
   std::shared_ptr<const BatchSource> shared_batches() const { return batches_; }
   const JobOptions& options() const { return options_; }
+  const Machine& machine() const { return machine_; }  // for manifests
   RankState& state() { return state_; }
   int64_t position() const { return state_.state.counters.position; }
   Updater& updater() { return *updater_; }
@@ -97,7 +100,7 @@ class Job {
  private:
   Job(const Recipe& recipe, Layout layout, const RankPlace& place, Comm& comm,
       const JobOptions& options, std::shared_ptr<const BatchSource> batches,
-      std::unique_ptr<Device> device);
+      std::unique_ptr<Device> device, const NativeLevel& native);
   Status UseRecipe(const Recipe& recipe);
   Status FollowScript(Script* script);
   Result<UpdateDirective> NextDirective(Script* script) const;
@@ -108,6 +111,7 @@ class Job {
   Comm& comm_;
   const JobOptions options_;
   const std::unique_ptr<Device> device_;  // null: the processor, or the one given
+  const Machine machine_;
   Engine engine_;
   const ParameterMap map_;
   std::shared_ptr<const BatchSource> batches_;

@@ -393,6 +393,10 @@ Status RecordImported(const ImportedModel& model, const std::string& run_dir,
   if (std::filesystem::exists(run_dir, error) && !std::filesystem::is_empty(run_dir, error)) {
     return UsageError(run_dir + ": there is something already; choose another name");
   }
+  if (model.recipe.numerics.level != NumericsLevel::kPortable) {
+    return UsageError("import: numerics.level: expected portable; a run of level native begins with "
+                      "`retrace train`");
+  }
   const std::string part = run_dir + ".importing";
   std::filesystem::remove_all(part, error);
   RunPlan plan;

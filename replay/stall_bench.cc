@@ -21,7 +21,7 @@ Result<std::unique_ptr<RunWriter>> MakeWriter(Job& job, const std::string& dir) 
   if (job.is_rank0()) {
     RunPlan plan;
     plan.recipe_text = PrintRecipe(job.recipe());
-    plan.device = "cpu";
+    Stamp(job.machine(), &plan);
     Result<std::unique_ptr<RunWriter>> made = RunWriter::Create(dir, job.layout(), plan);
     status = made.status();
     if (made.ok()) writer = std::move(made).value();

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <mutex>
+#include <utility>
 
 #include "replay/local_ranks.h"
 #include "replay/plugin_file.h"
@@ -16,12 +17,19 @@ namespace {
 constexpr PluginFile kPlugin = {
     .file = kTorchPluginFile,
     .entry = kTorchPluginEntry,
-    .what_needs_it = "ranks on several hosts need",
+    .what_needs_it = "ranks on several hosts and level native need",
     .how_to_get_it = "scripts/setup.sh fetches LibTorch, scripts/build.sh then builds the plug-in. "
                      "Jobs on one host do not need it"};
 
 Result<const TorchPlugin*> Open() {
   setenv("TORCH_CPP_LOG_LEVEL", "FATAL", 0);  // what c10d logs as errors comes back as a Status too
+  // Read by libraries when they begin, so before that; native_level.cc asserts them.
+  for (const auto& [name, value] : {std::pair("MKL_CBWR", "AUTO"), {"MKL_DYNAMIC", "FALSE"},
+                                    {"OMP_DYNAMIC", "FALSE"}, {"NVIDIA_TF32_OVERRIDE", "0"},
+                                    {"CUBLAS_WORKSPACE_CONFIG", ":4096:8"},
+                                    {"ONEDNN_DEFAULT_FPMATH_MODE", "STRICT"}}) {
+    setenv(name, value, 0);
+  }
   RT_ASSIGN_OR_RETURN(void* const entry, OpenPlugin(kPlugin));
   const TorchPlugin* plugin = reinterpret_cast<TorchPluginEntry>(entry)();
   RT_RETURN_IF_ERROR(CheckPluginVersion(kPlugin, plugin->abi, plugin->version, kTorchPluginAbi));
@@ -41,6 +49,15 @@ Result<const TorchPlugin*> Opened() {
 }  // namespace
 
 Result<std::string> FindTorchPlugin() { return FindPlugin(kPlugin); }
+
+Result<NativeLevel> OpenNativeLevel(int threads) {
+  RT_ASSIGN_OR_RETURN(const TorchPlugin* plugin, Opened());
+  NativeLevel level;
+  std::string error;
+  level.kernels = plugin->open_native(threads, &level.libraries, &error);
+  if (level.kernels == nullptr) return UnsupportedError("numerics.level = native: " + error);
+  return level;
+}
 
 Status OpenTorchPlugin() { return Opened().status(); }
 

@@ -1,4 +1,5 @@
-// The door to libretrace_torch.so, which holds all that needs LibTorch: ranks over c10d. Opened
+// The door to libretrace_torch.so, which holds all that needs LibTorch: ranks over c10d, and level
+// native. Opened
 // when first needed, so that commands that do not need it start at once, and so that retrace runs
 // where there is no LibTorch. Used by the commands that train or replay.
 //
@@ -12,6 +13,7 @@
 #include <string>
 
 #include "core/status.h"
+#include "kernels/native_kernels.h"
 #include "replay/comm.h"
 #include "replay/job_environment.h"
 
@@ -32,6 +34,15 @@ Status OpenTorchPlugin();
 // Opens the plug-in and joins the job, of which this process is one rank. Returns when all ranks
 // have joined. kUnsupported without the plug-in, kFailed if ranks are missing at the time limit.
 Result<std::unique_ptr<Comm>> JoinJob(const JobEnvironment& job, const JobLimits& limits);
+
+// Level native's kernels, and what its bits depend on besides the processor.
+struct NativeLevel {
+  const NativeKernels* kernels = nullptr;  // of the plug-in
+  std::string libraries;                   // names and versions
+};
+// Opens the plug-in with its libraries' threads, environment and algorithms pinned and asserted.
+// Errors: kUnsupported without the plug-in, or where something is set that changes bits.
+Result<NativeLevel> OpenNativeLevel(int threads);
 
 // Joins, runs fn(comm), and meets the other ranks at the end; an error of fn ends the others'
 // calls. The counterpart of RunLocalRanks for a process that a launcher started.

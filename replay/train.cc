@@ -25,12 +25,13 @@ struct UpdateHeader {
 
 Result<std::unique_ptr<RunWriter>> OpenWriter(const Recipe& recipe, const Job& job,
                                               const TrainOptions& options) {
-  if (options.resume) return RunWriter::Open(options.run_dir, job.layout());
+  if (options.resume) {
+    return RunWriter::Open(options.run_dir, job.layout(), FileOps(), OpenFor::kGoingOn,
+                           job.machine().numerics);
+  }
   RunPlan plan;
   plan.recipe_text = PrintRecipe(recipe);
-  plan.device = options.device;
-  plan.isa = options.isa;
-  plan.libraries = options.libraries;
+  Stamp(job.machine(), &plan);
   return RunWriter::Create(options.run_dir, job.layout(), plan);
 }
 

@@ -16,7 +16,6 @@ struct TrainOptions {
   std::string run_dir;
   bool resume = false;
   int64_t until = -1;         // stop after this update; -1: the recipe's steps
-  std::string device, isa, libraries;  // for the manifest
 
   // Rank 0 only. `stop` and `fire` are asked at each update's boundary; `notice` gets sentences for the user;
   // `started` learns where the job begins; `updated` each update's record.

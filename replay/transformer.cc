@@ -286,7 +286,7 @@ void Transformer<T>::Norm(const Buffer& x, int tensor, Buffer* y, Buffer* r, int
                                .n = n,
                                .eps = static_cast<T>(model_.rms_norm_eps),
                                .round = Forward(point)};
-  engine_.Run(ops_.rms_norm, args, rows, 2 * n);
+  engine_.Run(&OpTable<T>::rms_norm, args, rows, 2 * n);
 }
 
 template <class T>
@@ -508,7 +508,7 @@ Status Transformer<T>::ForwardMlp(int64_t l, LayerSaved* s) {
     const GegluArgs<T> args = {.gate = s->gate[i].data(), .up = s->up[i].data(),
                                .act = s->act[i].data(), .round_gelu = Forward(Point::kGelu),
                                .round_product = Forward(Point::kGateTimesUp)};
-    engine_.Run(ops_.geglu, args, tokens_ * inner, 8, 16);
+    engine_.Run(&OpTable<T>::geglu, args, tokens_ * inner, 8, 16);
   }
   const std::string layer = "layer" + std::to_string(l) + "/";
   EmitShards(layer + "gate_proj", s->gate, inner);
@@ -552,7 +552,7 @@ Status Transformer<T>::Head() {
       const SoftcapArgs<T> args = {.z = logits_[i].data(), .tanh = tanh_[i].data(),
                                    .cap = static_cast<T>(model_.final_logit_softcapping),
                                    .round = Forward(Point::kSoftcap)};
-      engine_.Run(ops_.softcap, args, tokens_ * vocab, 8, 16);
+      engine_.Run(&OpTable<T>::softcap, args, tokens_ * vocab, 8, 16);
     }
   }
   EmitShards("logits", logits_, vocab);
@@ -569,7 +569,7 @@ Status Transformer<T>::Head() {
                                 .labels_T = labels_.data(), .sum_T = sum_exp_[i].data(),
                                 .label_T = sum_exp_[i].data() + tokens_,
                                 .row_first = (map_.first_shard() + i) * vocab, .n = vocab};
-    engine_.Run(ops_.sum_exp, args, tokens_, 4 * vocab);
+    engine_.Run(&OpTable<T>::sum_exp, args, tokens_, 4 * vocab);
   }
   // Frameworks reduce these in FP32 whatever the policy of partials.
   RT_RETURN_IF_ERROR(
@@ -669,7 +669,7 @@ Status Transformer<T>::BackwardHead(T inv_n) {
       const SoftcapBackwardArgs<T> cap = {.dz = logits_[i].data(), .tanh = tanh_[i].data(),
                                           .cap = static_cast<T>(model_.final_logit_softcapping),
                                           .round = Backward(Point::kLogits)};
-      engine_.Run(ops_.softcap_backward, cap, tokens_ * vocab, 4, 16);
+      engine_.Run(&OpTable<T>::softcap_backward, cap, tokens_ * vocab, 4, 16);
     }
     weight.push_back(WeightGradient(logits_[i].data(), y_.data(), i, head_));
     // The tied matrix is finished, and rounded, by BackwardEmbedding.
@@ -746,7 +746,7 @@ Status Transformer<T>::BackwardMlp(int64_t l, LayerSaved* s) {
                                        .dup = dup_[i].data(), .round_gelu = Forward(Point::kGelu),
                                        .round_dgelu = Backward(Point::kGelu),
                                        .round = Backward(Point::kGateUp)};
-    engine_.Run(ops_.geglu_backward, args, tokens_ * inner, 8, 16);
+    engine_.Run(&OpTable<T>::geglu_backward, args, tokens_ * inner, 8, 16);
     products.push_back(WeightGradient(dgate_[i].data(), s->h2.data(), i, t.gate));
     products.push_back(WeightGradient(dup_[i].data(), s->h2.data(), i, t.up));
   }

@@ -11,6 +11,7 @@
 #include "core/schedule.h"
 #include "kernels/adamw.h"
 #include "replay/block_part.h"
+#include "replay/machine.h"
 
 namespace retrace {
 namespace {
@@ -325,6 +326,7 @@ Status Updater::Measure(const RankState& state, const UpdateDirective& directive
                         UpdateRecord* record) {
   RT_CHECK_EQ(recipe_.data.SamplesPerStep(), std::ssize(directive.samples));
   record->update = state.state.counters.position + 1;
+  record->level = LevelName(recipe_.numerics.level);
   context_.comm.set_phase("update " + std::to_string(record->update));
   RT_RETURN_IF_ERROR(DigestTokens(directive.samples, record));
   RT_ASSIGN_OR_RETURN(record->evaluation_loss, EvaluationLoss(state));

@@ -170,8 +170,7 @@ Status MakeBranchHere(const RunReader& run, Job& job, const BranchPlan& plan,
   if (job.is_rank0()) {
     RunPlan branch;
     branch.recipe_text = recipe ? PrintRecipe(*recipe) : run.recipe_text();
-    branch.device = plan.device;
-    branch.isa = plan.isa;
+    Stamp(lives.machine(), &branch);
     branch.first_position = plan.first - 1;
     branch.lineage =
         Lineage{run.dir(), run.history().run, plan.first - 1, parent, script.Text()};

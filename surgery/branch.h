@@ -58,7 +58,6 @@ struct BranchPlan {
   std::vector<Intervention> interventions;
   std::string out;  // directory of the branch
   BranchKeep kept = {};
-  std::string device, isa;
 };
 
 // Records the branch. `updated` is called in rank 0.

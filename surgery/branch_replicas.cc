@@ -80,7 +80,8 @@ Status BranchReplicas::Prepare() {
 }
 
 std::string BranchReplicas::KeyText(const std::string& what) const {
-  return fmt::format("{}\n{}\n{}\n{}\n{}..{}\n{}", kNumericsId, DigestOf(run_.recipe_text()).Hex(),
+  return fmt::format("{}\n{}\n{}\n{}\n{}..{}\n{}", job_->machine().numerics,
+                     DigestOf(run_.recipe_text()).Hex(),
                      batches_->identity().Hex(), run_.history().Find(plan_.first - 1)->digest.Hex(),
                      plan_.first, plan_.horizon, what);
 }
@@ -159,9 +160,7 @@ Result<Replica> BranchReplicas::Live(const ReplicaSpec& spec, const std::string&
                        .last = plan_.horizon,
                        .interventions = {},
                        .out = dir,
-                       .kept = {.states = options_.keep_states, .keyframes = spec.forks},
-                       .device = "cpu",
-                       .isa = IsaName(options_.job.isa)};
+                       .kept = {.states = options_.keep_states, .keyframes = spec.forks}};
   const int64_t fork = ForkOf(*spec.arm);
   if (!spec.trunk.empty() && fork >= plan_.first) {
     // Where the control's replica keeps no state there (any more), this one is lived whole.
@@ -187,7 +186,8 @@ Status BranchReplicas::DropForks(const std::string& dir) const {
   for (const PositionEntry& entry : reader.history().positions) any |= entry.master.has_value();
   if (!any) return {};  // by an earlier call
   RT_ASSIGN_OR_RETURN(const std::unique_ptr<RunWriter> writer,
-                      RunWriter::Open(dir, job_->layout()));
+                      RunWriter::Open(dir, job_->layout(), FileOps(), OpenFor::kGoingOn,
+                                      job_->machine().numerics));
   return writer->Retire(plan_.first, plan_.horizon);
 }
 

@@ -67,7 +67,8 @@ Recipe SeedReplicas::RecipeOf(const ExperimentArm& arm, int64_t seed) const {
 
 Result<std::string> SeedReplicas::Identity(const ReplicaSpec& spec) const {
   const Recipe recipe = RecipeOf(*spec.arm, spec.seed);
-  return fmt::format("{}\n{}\n{}\n1..{}", kNumericsId, RecipeDigest(recipe).Hex(),
+  return fmt::format("{}\n{}\n{}\n1..{}",
+                     ThisMachine(recipe.numerics, options_.job.isa, "").numerics, RecipeDigest(recipe).Hex(),
                      datasets_.at(recipe.data.path).Hex(), plan_.horizon);
 }
 
@@ -101,8 +102,7 @@ Result<Replica> SeedReplicas::Live(const ReplicaSpec& spec, const std::string& d
   RT_ASSIGN_OR_RETURN(const Digest first, job->StateDigestNow());
   RunPlan plan;
   plan.recipe_text = PrintRecipe(recipe);
-  plan.device = "cpu";
-  plan.isa = IsaName(options_.job.isa);
+  Stamp(job->machine(), &plan);
   RT_ASSIGN_OR_RETURN(const std::unique_ptr<RunWriter> writer,
                       RunWriter::Create(dir, job->layout(), plan));
   Replica replica;

@@ -30,7 +30,6 @@ Recipe RecipeWith(std::vector<std::string> more) {
 
 Status Record(const Recipe& recipe, TrainOptions options) {
   SoloComm comm;
-  options.device = "cpu";
   return Train(recipe, comm, {.tp = 1, .dp = 1, .threads = 1}, options).status();
 }
 

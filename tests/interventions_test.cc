@@ -96,9 +96,7 @@ class Interventions : public testing::Test {
                                   {.first = first,
                                    .last = last,
                                    .interventions = interventions,
-                                   .out = out,
-                                   .device = "cpu",
-                                   .isa = "scalar"},
+                                   .out = out},
                                   [](const UpdateRecord&, const Digest&) {}));
     RT_ASSIGN_OR_RETURN(const RunReader branch, RunReader::Open(out));
     EXPECT_EQ(last, branch.history().last_position());
@@ -369,9 +367,7 @@ TEST_F(Interventions, ABranchMadeByTwoRanksIsThatOfOne) {
                         {.first = kEdited - 1,
                          .last = k,
                          .interventions = all,
-                         .out = *folder_ / (name + "two"),
-                         .device = "cpu",
-                         .isa = "scalar"},
+                         .out = *folder_ / (name + "two")},
                         [](const UpdateRecord&, const Digest&) {});
     });
     ASSERT_EQ("", status.message());
@@ -487,9 +483,7 @@ TEST_F(Interventions, ABranchFromWithinTheDatesOfASwapGoesOnAsTheSwapSays) {
   const BranchPlan plan = {.first = 3,
                            .last = kUpdates,
                            .interventions = {},
-                           .out = *folder_ / "within",
-                           .device = "cpu",
-                           .isa = "scalar"};
+                           .out = *folder_ / "within"};
   const RunReader swapped = RunReader::Open(*folder_ / "swapped").value();
   ASSERT_EQ("",
             MakeBranch(swapped, *job, plan, [](const UpdateRecord&, const Digest&) {}).message());
@@ -662,9 +656,7 @@ TEST_F(Interventions, ABranchOfARemadeBranchGoesOnUnderItsRecipe) {
     const BranchPlan plan = {.first = first,
                              .last = kUpdates,
                              .interventions = {},
-                             .out = *folder_ / ("on" + std::to_string(first)),
-                             .device = "cpu",
-                             .isa = "scalar"};
+                             .out = *folder_ / ("on" + std::to_string(first))};
     ASSERT_EQ("",
               MakeBranch(remade, *job, plan, [](const UpdateRecord&, const Digest&) {}).message());
     EXPECT_EQ(LastState("remade"), LastState("on" + std::to_string(first)));
@@ -678,9 +670,7 @@ TEST_F(Interventions, ADryRunSaysWhatEachWouldChangeAndWritesNothing) {
   BranchPlan plan = {.first = 2,
                      .last = kUpdates,
                      .interventions = {},
-                     .out = *folder_ / "dry",
-                     .device = "cpu",
-                     .isa = "scalar"};
+                     .out = *folder_ / "dry"};
   for (const char* text : {"clip:0.5@3..4", "scale:2,only=model.norm.weight@2",
                            "reset-moments:m,t=reset,only=model.norm.weight@3",
                            "scale:2,only=model.norm.weight@2", "swap-batch@2..4"}) {
@@ -741,9 +731,7 @@ TEST_F(Interventions, ADryRunForetellsTheSamplesThatTheBranchConsumes) {
     BranchPlan plan = {.first = 2,
                        .last = kUpdates,
                        .interventions = {},
-                       .out = *folder_ / ("told" + std::to_string(made++)),
-                       .device = "cpu",
-                       .isa = "scalar"};
+                       .out = *folder_ / ("told" + std::to_string(made++))};
     for (const std::string& text : texts) {
       plan.interventions.push_back(ParseIntervention(text).value());
     }
@@ -775,9 +763,7 @@ TEST_F(Interventions, ADryRunOfARemadeBranchSeesTheTensorsThatItWillHave) {
                            .last = kUpdates,
                            .interventions = {ParseIntervention("untie:zero@2").value(),
                                              ParseIntervention("scale:2,only=lm_head.*@3").value()},
-                           .out = *folder_ / "dry",
-                           .device = "cpu",
-                           .isa = "scalar"};
+                           .out = *folder_ / "dry"};
   const auto planned = PlanBranch(parent, *job, plan).value();
   ASSERT_EQ(2u, planned.size());
   for (const PlannedIntervention& one : planned) {
@@ -872,7 +858,7 @@ TEST_F(Interventions, ABranchOfABranchDoesNotRepeatTheSurgeryOfItsFirstState) {
   const auto ignore = [](const UpdateRecord&, const Digest&) {};
   const BranchPlan plan = {.first = 3, .last = kUpdates,
                            .interventions = {ParseIntervention("scale:0.5@3").value()},
-                           .out = *folder_ / "once", .device = "cpu", .isa = "scalar"};
+                           .out = *folder_ / "once"};
   const RunReader parent = RunReader::Open(*folder_ / "parent").value();
   ASSERT_EQ("", MakeBranch(parent, *job, plan, ignore).message());
   const RunReader once = RunReader::Open(plan.out).value();

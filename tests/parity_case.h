@@ -106,11 +106,12 @@ struct LoneTransformer {
   Transformer<T> transformer;
   std::vector<std::vector<T>> weights, gradients;
 
-  LoneTransformer(const Recipe& r, int shards, Isa isa = BestIsa(), int threads = 2)
+  LoneTransformer(const Recipe& r, int shards, Isa isa = BestIsa(), int threads = 2,
+                  const NativeKernels* native = nullptr)
       : recipe(r),
         layout(Layout::Make(recipe.model, shards).value()),
         map(layout, 0, shards),
-        engine(isa, threads),
+        engine(isa, threads, nullptr, native),
         tree(engine, comm, {0, 1, 1}),
         transformer(recipe, map, engine, tree) {
     for (int i = 0; i < map.slabs(); ++i) {

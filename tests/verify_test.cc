@@ -37,7 +37,6 @@ void RecordTo(const std::string& dir, const std::string& dataset) {
   SoloComm comm;
   TrainOptions options;
   options.run_dir = dir;
-  options.device = "cpu";
   const Result<TrainEnd> end =
       Train(TinyRecipe(dataset), comm, {.tp = 1, .dp = 1, .threads = 1}, options);
   ASSERT_TRUE(end.ok()) << end.status().message();

@@ -34,6 +34,7 @@
 
 #include "core/version.h"
 #include "replay/comm_call.h"
+#include "replay/torch/native_level.h"
 
 namespace retrace {
 namespace {
@@ -463,7 +464,7 @@ Comm* MakeTorchComm(const TorchCommRequest& request, std::string* error) {
 extern "C" __attribute__((visibility("default"))) const retrace::TorchPlugin*
 retrace_torch_plugin() {
   static const retrace::TorchPlugin plugin = {retrace::kTorchPluginAbi, retrace::kVersion,
-                                              retrace::MakeTorchComm};
+                                              retrace::MakeTorchComm, retrace::OpenNativeKernels};
   c10::initLogging();  // reads TORCH_CPP_LOG_LEVEL, which c10 otherwise leaves to Python
   return &plugin;
 }

@@ -1,8 +1,13 @@
 #include "replay/selftest.h"
 
 #include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <map>
 #include <memory>
@@ -14,6 +19,7 @@
 #include "kernels/vector_math.h"
 #include "replay/local_ranks.h"
 #include "replay/random_batches.h"
+#include "replay/torch_plugin.h"
 
 namespace retrace {
 namespace {
@@ -167,6 +173,31 @@ std::string Describe(const JobOptions& job) {
 
 // ------------------------------------------------------------------------------------------- runs
 
+// Processes that keep processors busy as long as this is there.
+class OtherLoad {
+ public:
+  explicit OtherLoad(int processes) {
+    for (int i = 0; i < processes; ++i) {
+      const pid_t pid = fork();
+      if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        while (true) __asm__ volatile("");  // a loop that the compiler keeps
+      }
+      if (pid > 0) pids_.push_back(pid);
+    }
+  }
+  OtherLoad(const OtherLoad&) = delete;
+  ~OtherLoad() {
+    for (const pid_t pid : pids_) {
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    }
+  }
+
+ private:
+  std::vector<pid_t> pids_;
+};
+
 class Selftest {
  public:
   explicit Selftest(const SelftestOptions& options) : options_(options) {}
@@ -254,6 +285,24 @@ class Selftest {
     return *this;
   }
 
+  // Level native promises the same bits on this machine alone: again, under load, on any ranks.
+  Selftest& CheckNative() {
+    section_ = "level native";
+    const Result<NativeLevel> native = OpenNativeLevel(1);
+    if (!native.ok()) {
+      SelftestRow row = Row(section_, "all of it", "");
+      row.outcome = SelftestOutcome::kAbsent;
+      row.detail = native.status().message();
+      Finish(std::move(row));
+      return *this;
+    }
+    const OtherLoad load(2);
+    CheckNativeOps(*native);
+    CheckNativeProducts(*native);
+    CheckNativeUpdates();
+    return *this;
+  }
+
   std::vector<SelftestRow> TakeRows() { return std::move(rows_); }
 
  private:
@@ -276,6 +325,89 @@ class Selftest {
     if (same || row->outcome == SelftestOutcome::kDiffers) return;
     row->outcome = SelftestOutcome::kDiffers;
     row->detail = detail;
+  }
+
+  static constexpr int kRepeats = 3;
+
+  // The ops that the library computes; each sample again and again.
+  void CheckNativeOps(const NativeLevel& native) {
+    constexpr size_t kOps = sizeof(OpTable<float>) / sizeof(void*);
+    using Pointers = std::array<void*, kOps>;
+    const Pointers ops = std::bit_cast<Pointers>(native.kernels->ops);
+    std::map<std::string, SelftestRow> rows;
+    for (const int64_t n : {5, 33, 100}) {
+      for (const OpSample& sample : OpSamples({.rows = 5, .n = n, .window = 3, .scale = 0.3f})) {
+        const size_t op = IndexOfOp(sample);
+        if (ops[op] == nullptr) continue;
+        SelftestRow& row = rows[sample.op];
+        row.section = section_;
+        row.what = "op " + sample.op;
+        row.why = "ATen, whole ranges, pinned threads: the same again and under load";
+        const OpTable<float> table = std::bit_cast<OpTable<float>>(ops);
+        const FloatArrays expected = sample.Outputs(table);
+        for (int again = 0; again < kRepeats; ++again) {
+          CompareArrays(expected, sample.Outputs(table), fmt::format("n {}", n), &row);
+        }
+      }
+    }
+    for (auto& [op, row] : rows) Finish(std::move(row));
+  }
+
+  // Which entry of the table a sample calls.
+  static size_t IndexOfOp(const OpSample& sample) {
+    static constexpr const char* kNames[] = {
+        "embed", "embed_backward", "rms_norm", "rms_norm_backward", "rms_norm_weight", "rope",
+        "softmax", "softmax_backward", "online_softmax", "block_backward", "row_dot", "rescale_add",
+        "row_divide", "geglu", "geglu_backward", "add_scale", "scale", "softcap",
+        "softcap_backward", "row_max", "sum_exp", "cross_entropy_backward", "add"};
+    static_assert(std::size(kNames) == sizeof(OpTable<float>) / sizeof(void*));
+    const auto at = std::find(std::begin(kNames), std::end(kNames), sample.op);
+    RT_CHECK(at != std::end(kNames));
+    return at - std::begin(kNames);
+  }
+
+  void CheckNativeProducts(const NativeLevel& native) {
+    SelftestRow row = Row(section_, "matrix products, FP32",
+                          "MKL, pinned code path and threads: the same again and under load");
+    for (const Product<float>& p : Products<float>()) {
+      const std::vector<float> a = Operand<float>(10, p.m * p.k, false);
+      const std::vector<float> b = Operand<float>(11, p.k * p.n, false);
+      const std::vector<float> c = Operand<float>(12, p.m * p.n, false);
+      std::vector<float> expected = c;
+      const GemmArgs<float> first = ArgsOf(p, a, b, &expected);
+      native.kernels->multiply({&first, 1});
+      for (int again = 0; again < kRepeats; ++again) {
+        // Elsewhere in memory each time: alignment may not matter.
+        std::vector<float> moved_a(again + 1), moved_b(again + 2), got = c;
+        moved_a.insert(moved_a.end(), a.begin(), a.end());
+        moved_b.insert(moved_b.end(), b.begin(), b.end());
+        GemmArgs<float> args = ArgsOf(p, a, b, &got);
+        args.a = moved_a.data() + again + 1;
+        args.b = moved_b.data() + again + 2;
+        native.kernels->multiply({&args, 1});
+        Compare(FirstDifferent(expected, got) < 0, p.Text(), &row);
+      }
+    }
+    Finish(std::move(row));
+  }
+
+  void CheckNativeUpdates() {
+    const std::vector<std::string> overrides = {"numerics.level=native"};
+    const Carried reference{{.tp = 1, .dp = 1, .threads = 1, .isa = BestIsa()}, overrides};
+    SelftestRow row = Row(section_, "whole updates: again, 3 threads, 2 and 4 ranks",
+                          "shapes are fixed by virtual shards, library threads by the recipe");
+    const Result<std::vector<std::string>> chain = Chain(reference);
+    if (!chain.ok()) {
+      Compare(false, chain.status().message(), &row);
+      return Finish(std::move(row));
+    }
+    for (const int tp : {1, 2, 4}) {
+      for (const int threads : {1, 3}) {
+        CompareChain({{.tp = tp, .dp = 1, .threads = threads, .isa = BestIsa()}, overrides}, *chain,
+                     &row);
+      }
+    }
+    Finish(std::move(row));
   }
 
   void CheckEnvironment() {
@@ -588,7 +720,7 @@ std::vector<SelftestRow> RunSelftest(const SelftestOptions& options) {
   Selftest selftest(options);
   selftest.CheckMachine();
   for (const Isa isa : kVectorIsas) selftest.CheckIsa(isa);
-  return selftest.CheckThreads().CheckAllUpdates().TakeRows();
+  return selftest.CheckThreads().CheckAllUpdates().CheckNative().TakeRows();
 }
 
 std::vector<SelftestRow> SelftestIsa(Isa isa, const SelftestOptions& options) {
@@ -601,6 +733,10 @@ std::vector<SelftestRow> SelftestOps(Isa isa, const SelftestOptions& options) {
 
 std::vector<SelftestRow> SelftestUpdates(const SelftestOptions& options) {
   return Selftest(options).CheckAllUpdates().TakeRows();
+}
+
+std::vector<SelftestRow> SelftestNative(const SelftestOptions& options) {
+  return Selftest(options).CheckNative().TakeRows();
 }
 
 }  // namespace retrace

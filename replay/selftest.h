@@ -3,7 +3,8 @@
 // Compares bits, never within a tolerance: every kernel on every instruction set of this processor
 // with the scalar code, which is the clauses in code; random numbers and FP64 functions with what
 // other machines gave; and whole updates of a small built-in recipe for instruction sets, threads
-// and ranks, with each other and with what other machines gave. Needs no file. Starts processes
+// and ranks, with each other and with what other machines gave. Level native is compared with itself: again, under load,
+// from other addresses, on other ranks. Needs no file. Starts processes
 // (ranks): the caller is single-threaded.
 #ifndef RETRACE_REPLAY_SELFTEST_H_
 #define RETRACE_REPLAY_SELFTEST_H_
@@ -25,7 +26,7 @@ namespace retrace {
 enum class SelftestOutcome {
   kIdentical,
   kDiffers,
-  kAbsent,  // this processor has no such instructions
+  kAbsent,  // this processor has no such instructions, or there is no plug-in of level native
 };
 const char* OutcomeName(SelftestOutcome outcome);  // "identical", "differs", "absent"
 
@@ -57,10 +58,11 @@ struct SelftestOptions {
 
 std::vector<SelftestRow> RunSelftest(const SelftestOptions& options);
 
-// Its parts: the kernels of one instruction set, of them the ops alone, and the updates.
+// Its parts: the kernels of one instruction set, of them the ops alone, the updates, and level native.
 std::vector<SelftestRow> SelftestIsa(Isa isa, const SelftestOptions& options);
 std::vector<SelftestRow> SelftestOps(Isa isa, const SelftestOptions& options);
 std::vector<SelftestRow> SelftestUpdates(const SelftestOptions& options);
+std::vector<SelftestRow> SelftestNative(const SelftestOptions& options);
 
 // The recipe of the updates, with some of its keys overridden.
 Result<Recipe> SelftestRecipe(const std::vector<std::string>& overrides);

@@ -138,6 +138,30 @@ class Meddler : public Probe {
   int seen_ = 0;
 };
 
+TEST(Selftest, LevelNativeIsTheSameAgainAndAnUpdateThatIsNotIsFound) {
+  const std::vector<SelftestRow> rows = SelftestNative({});
+  ASSERT_FALSE(rows.empty());
+  if (rows[0].outcome == SelftestOutcome::kAbsent) GTEST_SKIP() << rows[0].detail;
+  EXPECT_TRUE(Differing(rows).empty()) << Text(rows);
+  std::set<std::string> named;
+  for (const SelftestRow& row : rows) named.insert(row.what);
+  for (const char* what : {"op rms_norm", "op softmax", "op softmax_backward", "op geglu",
+                           "op geglu_backward", "op softcap", "op softcap_backward", "op sum_exp",
+                           "matrix products, FP32"}) {
+    EXPECT_TRUE(named.contains(what)) << what << "\n" << Text(rows);
+  }
+  std::vector<std::unique_ptr<Meddler>> meddlers;
+  SelftestOptions options;
+  options.probe = [&](const JobOptions& job) -> Probe* {
+    if (job.threads != 3 || job.tp != 1) return nullptr;
+    return meddlers.emplace_back(std::make_unique<Meddler>()).get();
+  };
+  const std::vector<SelftestRow> differing = Differing(SelftestNative(options));
+  ASSERT_EQ(1u, differing.size()) << Text(differing);
+  EXPECT_NE(std::string::npos, differing[0].what.find("whole updates")) << Text(differing);
+  EXPECT_NE(std::string::npos, differing[0].detail.find("3 threads, tp 1")) << Text(differing);
+}
+
 TEST(Selftest, AnUpdateThatDependsOnItsThreadsIsFoundWithItsPosition) {
   std::vector<std::unique_ptr<Meddler>> meddlers;
   SelftestOptions options;

@@ -235,6 +235,7 @@ def main():
         tensors.update({f"mb{i}/{name}": value for name, value in found.items()})
     header["producer"] = f"transformers {transformers.__version__}"
     header["run"], header["recorded"] = args.model, "no"
+    header.pop("ops", None)  # how many retrace wrote
     written = write(tensors, header, order, args.out)
     print(f"{args.out}: {written} ops of update {header['update']} by {header['producer']}, "
           f"{args.dtype}" + (f", with the fault {args.fault}" if args.fault else ""))

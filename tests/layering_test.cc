@@ -41,9 +41,10 @@ const std::map<std::string, std::vector<std::string>> kThirdParty = {
 // The C++ standard library has no dot or slash in its names; these are C, POSIX and the compiler's.
 bool IsSystemHeader(const std::string& name) {
   static const std::set<std::string> kNames = {
-      "stdint.h", "string.h", "stddef.h",  "unistd.h", "fcntl.h",     "sched.h",     "dirent.h",
-      "dlfcn.h",  "time.h",   "signal.h",  "errno.h",  "immintrin.h", "xmmintrin.h", "emmintrin.h",
-      "poll.h",   "netdb.h",  "pthread.h", "setjmp.h", "ucontext.h"};
+      "stdint.h", "string.h",    "stddef.h",    "unistd.h",    "fcntl.h",
+      "sched.h",  "dirent.h",    "dlfcn.h",     "time.h",      "signal.h",
+      "errno.h",  "immintrin.h", "xmmintrin.h", "emmintrin.h", "poll.h",
+      "netdb.h",  "pthread.h",   "setjmp.h",    "ucontext.h",  "gnu/libc-version.h"};
   return name.find_first_of("./") == std::string::npos || name.starts_with("sys/") ||
          name.starts_with("linux/") || name.starts_with("arpa/") || name.starts_with("netinet/") ||
          kNames.contains(name);

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "cmd/element_text.h"
 #include "cmd/opened_run.h"
 #include "cmd/text_table.h"
 #include "surgery/first_difference.h"
@@ -17,18 +18,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr size_t kListMax = 8;
-
-std::string ValueText(const ElementDifference& e) {
-  const std::string ulp = e.ulp == kUlpNan
-                              ? std::string("NaN in one")
-                              : fmt::format("{} ULP", Grouped(static_cast<int64_t>(e.ulp)));
-  if (e.fp64) {
-    return fmt::format("{} and {} (0x{:016x}, 0x{:016x}), {}", e.wide_a, e.wide_b,
-                       std::bit_cast<uint64_t>(e.wide_a), std::bit_cast<uint64_t>(e.wide_b), ulp);
-  }
-  return fmt::format("{} and {} (0x{:08x}, 0x{:08x}), {}", e.a, e.b, std::bit_cast<uint32_t>(e.a),
-                     std::bit_cast<uint32_t>(e.b), ulp);
-}
 
 Json Number(double x) {
   if (std::isnan(x)) return "nan";
@@ -91,7 +80,7 @@ std::string FaultText(const char* side, const std::string& run, const FirstDiffe
   if (fault.element) {
     const DifferingElement& e = *fault.element;
     return text + fmt::format("  recorded and replayed {} {}: {}; {} of {} elements differ\n", e.name,
-                              e.IndexText(), ValueText(e.element), Grouped(e.differing),
+                              e.IndexText(), ElementText(e.element), Grouped(e.differing),
                               Grouped(e.elements));
   }
   return text + (fault.has_journal || fault.has_keyframe
@@ -108,7 +97,7 @@ std::string OpText(const FirstDifference& found) {
   }
   if (!found.element) return fmt::format("first differing op: {} ({})\n", *found.op, phase);
   return fmt::format("first differing op: {} ({})\n  {}: {}; {} of {} elements differ\n", *found.op,
-                     phase, found.element->IndexText(), ValueText(found.element->element),
+                     phase, found.element->IndexText(), ElementText(found.element->element),
                      Grouped(found.element->differing), Grouped(found.element->elements));
 }
 

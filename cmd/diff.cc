@@ -14,6 +14,7 @@
 
 #include "cmd/commands.h"
 #include "cmd/console.h"
+#include "cmd/element_text.h"
 #include "cmd/opened_run.h"
 #include "cmd/tensor_file.h"
 #include "cmd/text_table.h"
@@ -102,21 +103,9 @@ Json Number(double x) {
   return x;
 }
 
-std::string UlpText(uint64_t ulp) {
-  return ulp == kUlpNan ? "NaN in one" : fmt::format("{} ULP", Grouped(static_cast<int64_t>(ulp)));
-}
-
-std::string ElementText(const ComparedTensor& tensor) {
+std::string FirstText(const ComparedTensor& tensor) {
   const ElementDifference& e = *tensor.difference.first;
-  if (e.fp64) {
-    return fmt::format("{} {}: {} and {} (0x{:016x}, 0x{:016x}), {}", tensor.Label(),
-                       tensor.IndexText(e.index), e.wide_a, e.wide_b,
-                       std::bit_cast<uint64_t>(e.wide_a), std::bit_cast<uint64_t>(e.wide_b),
-                       UlpText(e.ulp));
-  }
-  return fmt::format("{} {}: {} and {} (0x{:08x}, 0x{:08x}), {}", tensor.Label(),
-                     tensor.IndexText(e.index), e.a, e.b, std::bit_cast<uint32_t>(e.a),
-                     std::bit_cast<uint32_t>(e.b), UlpText(e.ulp));
+  return fmt::format("{} {}: {}", tensor.Label(), tensor.IndexText(e.index), ElementText(e));
 }
 
 Json JsonOf(const ComparedTensor& tensor) {
@@ -348,7 +337,7 @@ std::string FirstWords(const StateDifference& difference) {
   if (!set.only_a.empty()) return set.only_a[0] + " is only in A";
   if (!set.only_b.empty()) return set.only_b[0] + " is only in B";
   if (!set.shapes.empty()) return set.shapes[0];
-  if (const ComparedTensor* first = set.First()) return ElementText(*first);
+  if (const ComparedTensor* first = set.First()) return FirstText(*first);
   std::string components;
   for (const std::string& component : ComponentsOf(set)) {
     if (component.empty()) continue;

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 
+#include "cmd/element_text.h"
 #include "cmd/text_table.h"
 #include "core/glob.h"
 #include "replay/trace_diff.h"
@@ -24,21 +24,6 @@ Json Number(double x) {
   if (std::isnan(x)) return "nan";
   if (std::isinf(x)) return x > 0 ? "inf" : "-inf";
   return x;
-}
-
-std::string UlpText(uint64_t ulp) {
-  return ulp == kUlpNan ? "NaN in one" : fmt::format("{} ULP", Grouped(static_cast<int64_t>(ulp)));
-}
-
-std::string ElementText(const ComparedOp& op) {
-  const ElementDifference& e = *op.difference->first;
-  if (e.fp64) {
-    return fmt::format("{}: {} and {} (0x{:016x}, 0x{:016x}), {}", op.IndexText(e.index), e.wide_a,
-                       e.wide_b, std::bit_cast<uint64_t>(e.wide_a),
-                       std::bit_cast<uint64_t>(e.wide_b), UlpText(e.ulp));
-  }
-  return fmt::format("{}: {} and {} (0x{:08x}, 0x{:08x}), {}", op.IndexText(e.index), e.a, e.b,
-                     std::bit_cast<uint32_t>(e.a), std::bit_cast<uint32_t>(e.b), UlpText(e.ulp));
 }
 
 // "the 17th of 4,014 ops".
@@ -62,7 +47,10 @@ std::string BitWords(const TraceDiffFlags& flags, const TraceDifference& d) {
     return all;
   }
   const std::string where = fmt::format("{} ({})", first->name, OrdinalText(d, *first));
-  if (first->difference) return fmt::format("{} {}", where, ElementText(*first));
+  if (first->difference) {
+    const auto& element = first->difference->first;
+    return fmt::format("{} {}: {}", where, first->IndexText(element->index), ElementText(*element));
+  }
   return fmt::format("{}; its elements are in neither or one of them: 'retrace trace RUN@k "
                      "--tensors --only {}' makes files that have them",
                      where, std::string(flags.only.empty() ? first->name : flags.only));

@@ -4,8 +4,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <filesystem>
 #include <cstdlib>
+#include <filesystem>
 
 #include "cmd/job_flags.h"
 #include "cmd/text_table.h"
@@ -17,15 +17,11 @@ namespace {
 constexpr int64_t kUpdatesBefore = 32, kUpdatesBehind = 5;  // of the spike, where --steps says none
 
 PreventionOptions OptionsOf(const BisectFlags& flags) {
-  const ResolvedJob job = OrFail(ResolveJob({.tp = 1, .dp = 1, .threads = 1, .isa = flags.isa}));
-  if (job.launched) {
-    Fail(UnsupportedError("bisect: runs its replicas on one host, without a launcher"));
-  }
+  const SideBySide replicas =
+      OrFail(ResolveSideBySide("bisect", flags.jobs, flags.threads, flags.isa));
   PreventionOptions options;
-  options.job = job.options;
-  const int processors = AvailableCpus();
-  options.jobs = flags.jobs > 0 ? flags.jobs : processors;
-  options.job.threads = flags.threads > 0 ? flags.threads : std::max(1, processors / options.jobs);
+  options.job = replicas.job;
+  options.jobs = replicas.jobs;
   options.rule.most = flags.replicas;
   if (flags.sigma > 0) options.sigma = flags.sigma;
   options.budget = flags.budget;

@@ -49,15 +49,11 @@ std::string DefaultOut(const ExperimentFlags& flags) {
 }
 
 ExperimentOptions OptionsOf(const ExperimentFlags& flags) {
-  const ResolvedJob job = OrFail(ResolveJob({.tp = 1, .dp = 1, .threads = 1, .isa = flags.isa}));
-  if (job.launched) {
-    Fail(UnsupportedError("experiment: runs its replicas on one host, without a launcher"));
-  }
+  const SideBySide replicas =
+      OrFail(ResolveSideBySide("experiment", flags.jobs, flags.threads, flags.isa));
   ExperimentOptions options;
-  options.job = job.options;
-  const int processors = AvailableCpus();
-  options.jobs = flags.jobs > 0 ? flags.jobs : processors;
-  options.job.threads = flags.threads > 0 ? flags.threads : std::max(1, processors / options.jobs);
+  options.job = replicas.job;
+  options.jobs = replicas.jobs;
   options.only = flags.only;
   options.out = flags.out;
   options.keep_states = flags.keep == "states";

@@ -120,6 +120,19 @@ Result<ResolvedJob> ResolveJob(const JobFlags& flags) {
   return job;
 }
 
+Result<SideBySide> ResolveSideBySide(const std::string& command, int jobs, int threads,
+                                     const std::string& isa) {
+  RT_ASSIGN_OR_RETURN(const ResolvedJob job,
+                      ResolveJob({.tp = 1, .dp = 1, .threads = 1, .isa = isa}));
+  if (job.launched) {
+    return UnsupportedError(command + ": runs its replicas on one host, without a launcher");
+  }
+  const int processors = AvailableCpus();
+  SideBySide replicas{.job = job.options, .jobs = jobs > 0 ? jobs : processors};
+  replicas.job.threads = threads > 0 ? threads : std::max(1, processors / replicas.jobs);
+  return replicas;
+}
+
 Status RunJob(const ResolvedJob& job, const std::function<void(const std::string&)>& note,
               const std::function<Status(Comm&)>& fn) {
   if (job.launched) {

@@ -40,6 +40,16 @@ struct ResolvedJob {
 // kUnsupported for instructions that this processor lacks.
 Result<ResolvedJob> ResolveJob(const JobFlags& flags);
 
+// Replicas that live side by side on this host, one rank each: `jobs` of them (0: one a processor), with
+// `threads` each (0: the processors divided by jobs).
+struct SideBySide {
+  JobOptions job;
+  int jobs = 1;
+};
+// Errors: those of ResolveJob; kUnsupported under a launcher, in words that begin with `command`.
+Result<SideBySide> ResolveSideBySide(const std::string& command, int jobs, int threads,
+                                     const std::string& isa);
+
 // Runs fn in every rank. `note` gets a sentence for the user where threads outnumber processors.
 Status RunJob(const ResolvedJob& job, const std::function<void(const std::string&)>& note,
               const std::function<Status(Comm&)>& fn);

@@ -75,13 +75,7 @@ class CauseSearches : public SpikingRuns {
     return all;
   }
   PreventionOptions Options(const std::string& predicate) const {
-    PreventionOptions options;
-    options.range = {4, kUpdates};
-    options.predicate = SpikePredicate::Parse(predicate).value();
-    options.rule = {.least = 6, .most = 6};
-    options.sigma = 0x1p-16;
-    options.out = out_ / "out";
-    return options;
+    return OptionsFrom(4, predicate);
   }
   struct Searched {
     Cause cause;

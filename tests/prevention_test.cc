@@ -186,13 +186,7 @@ class Searches : public SpikingRuns {
   }
 
   PreventionOptions Options(const std::string& predicate) const {
-    PreventionOptions options;
-    options.range = {1, kUpdates};
-    options.predicate = SpikePredicate::Parse(predicate).value();
-    options.rule = {.least = 6, .most = 6};
-    options.sigma = 0x1p-16;
-    options.out = out_ / "out";
-    return options;
+    return OptionsFrom(1, predicate);
   }
   struct Found {
     NoReturn answer;

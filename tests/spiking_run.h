@@ -15,6 +15,7 @@
 #include "replay/solo_comm.h"
 #include "replay/train.h"
 #include "surgery/branch.h"
+#include "surgery/prevention.h"
 #include "tests/places.h"
 #include "tests/process.h"
 #include "tests/test_data.h"
@@ -71,6 +72,17 @@ class SpikingRuns : public testing::Test {
     }
     plan.out = *runs_ / name;
     ASSERT_EQ("", MakeBranch(calm, *job, plan, nullptr).message());
+  }
+
+  // Updates first..kUpdates, six replicas a question.
+  PreventionOptions OptionsFrom(int64_t first, const std::string& predicate) const {
+    PreventionOptions options;
+    options.range = {first, kUpdates};
+    options.predicate = SpikePredicate::Parse(predicate).value();
+    options.rule = {.least = 6, .most = 6};
+    options.sigma = 0x1p-16;
+    options.out = out_ / "out";
+    return options;
   }
 
   static inline TempFolder* runs_ = nullptr;
